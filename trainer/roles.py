@@ -34,13 +34,13 @@ DEVICES = Path("/dev")  # has nvidia0 and so on, one for each GPU of the machine
 
 @dataclass(frozen=True)
 class Context:
-    """The input of every role: the task, the job, the port, held until TensorFlow takes it, and `stopped`, which returns whether a stop was requested."""
+    """The input of every role: the task, the job, the port, held until TensorFlow takes it, and `stop_requested`."""
 
     task: TaskConfig
     job: Job
     port: PortHolder
     report: Reporter
-    stopped: Callable[[], bool]
+    stop_requested: Callable[[], bool]
     began: float
 
 
@@ -105,13 +105,13 @@ def _workload(context: Context) -> Workload | Agent:
 class Prepared:
     """Devices and tasks that are ready to train.
 
-    `replicas` batches make a step; `make_session` creates the session of a job whose steps are known. `stopped` returns whether this task,
+    `replicas` batches make a step; `make_session` creates the session of a job whose steps are known. `stop_requested` returns whether this task,
     or a ps that it needs, was asked to stop; `watch` watches its ps.
     """
 
     replicas: int
     make_session: Callable[[Job], Session]
-    stopped: Callable[[], bool]
+    stop_requested: Callable[[], bool]
     watch: "ServerWatch | None" = None
 
 
@@ -119,7 +119,7 @@ def _single(context: Context, workload: Workload) -> Prepared:
     from trainer.engine.collectives.all_reduce import AllReduce
     from trainer.engine.replicated import LocalSession
 
-    return Prepared(1, lambda job: LocalSession(workload, job, AllReduce()), context.stopped)
+    return Prepared(1, lambda job: LocalSession(workload, job, AllReduce()), context.stop_requested)
 
 
 @contextmanager
@@ -143,26 +143,26 @@ def _multi_worker(context: Context, workload: Workload) -> Prepared:
         all_reduce = AllReduce(len(names), names.index(context.task.name), context.job.train.gradients.wire)
     if message := all_reduce.connect(names, list(addresses.values())):
         context.report("notice", message=message)
-    return Prepared(all_reduce.size, lambda job: LocalSession(workload, job, all_reduce), context.stopped)
+    return Prepared(all_reduce.size, lambda job: LocalSession(workload, job, all_reduce), context.stop_requested)
 
 
 def _mirrored(context: Context, workload: Workload) -> Prepared:
     from trainer.engine.mirrored import MirroredSession, devices
 
     names = devices(context.job.local_replicas)
-    return Prepared(len(names), lambda job: MirroredSession(workload, job, names), context.stopped)
+    return Prepared(len(names), lambda job: MirroredSession(workload, job, names), context.stop_requested)
 
 
 def _parameter_server(context: Context, workload: Workload) -> Prepared:
     from trainer.engine.parameter_server.asynchronous import AsynchronousSession
     from trainer.engine.parameter_server.synchronous import SynchronousSession
 
-    connection, stopped = _connected(context)
+    connection, stop_requested = _connected(context)
     sync = context.job.train.sync
     if sync is None:
-        return Prepared(1, lambda job: AsynchronousSession(workload, job, connection, stopped), stopped, connection.watch)
+        return Prepared(1, lambda job: AsynchronousSession(workload, job, connection, stop_requested), stop_requested, connection.watch)
     needed = sync.replicas_to_aggregate
-    return Prepared(needed, lambda job: SynchronousSession(workload, job, connection, stopped), stopped, connection.watch)
+    return Prepared(needed, lambda job: SynchronousSession(workload, job, connection, stop_requested), stop_requested, connection.watch)
 
 
 def _connected(context: Context) -> "tuple[Connection, Callable[[], bool]]":
@@ -172,20 +172,20 @@ def _connected(context: Context) -> "tuple[Connection, Callable[[], bool]]":
 
     connection = connect(context.task)
     watching = watch(context.task.peers(), context.job.scratch_dir, context.report)
-    return replace(connection, watch=watching), lambda: context.stopped() or bool(watching.leaving)
+    return replace(connection, watch=watching), lambda: context.stop_requested() or bool(watching.leaving)
 
 
 def _single_agent(context: Context, agent: Agent) -> Prepared:
     from trainer.engine.agents import LocalAgentSession
 
-    return Prepared(1, lambda job: LocalAgentSession(agent, job, context.stopped), context.stopped)
+    return Prepared(1, lambda job: LocalAgentSession(agent, job, context.stop_requested), context.stop_requested)
 
 
 def _server_agent(context: Context, agent: Agent) -> Prepared:
     from trainer.engine.server_agents import ServerAgentSession
 
-    connection, stopped = _connected(context)
-    return Prepared(1, lambda job: ServerAgentSession(agent, job, connection, stopped), stopped, connection.watch)
+    connection, stop_requested = _connected(context)
+    return Prepared(1, lambda job: ServerAgentSession(agent, job, connection, stop_requested), stop_requested, connection.watch)
 
 
 _SESSIONS: dict[str, Callable[[Context, Workload], Prepared]] = {
@@ -209,7 +209,7 @@ def _train(context: Context) -> ExitCode:
     if not STRATEGIES[context.job.strategy].single_replica:
         _check_not_started(context)
     strategy = context.job.strategy
-    if not peer_wait.wait(context.task, strategy, context.port, context.stopped, context.job.start_timeout):
+    if not peer_wait.wait(context.task, strategy, context.port, context.stop_requested, context.job.start_timeout):
         return ExitCode.STOPPED
     prepared = _AGENT_SESSIONS[strategy](context, workload) if isinstance(workload, Agent) else _SESSIONS[strategy](context, workload)
     job = epochs.with_steps(context.job, workload, prepared.replicas)  # not before: looking at a user's data may initialize TensorFlow
@@ -217,7 +217,9 @@ def _train(context: Context) -> ExitCode:
         session = prepared.make_session(job)
         _sessions.append(session)
         context.report("ready", seconds=time.time() - context.began)
-        outcome = loop.run(session, workload, job, context.report, prepared.stopped, context.stopped if prepared.watch else None)
+        outcome = loop.run(
+            session, workload, job, context.report, prepared.stop_requested, context.stop_requested if prepared.watch else None
+        )
     if prepared.watch is not None:
         prepared.watch.stop()
     if not outcome.finished:
@@ -253,7 +255,7 @@ def _run_program(context: Context) -> ExitCode:
 
     loaded = load_program(context.job.train)
     _check_not_started(context)
-    outcome = program.run(loaded, context.task, context.job, context.port, context.report, context.stopped, context.began)
+    outcome = program.run(loaded, context.task, context.job, context.port, context.report, context.stop_requested, context.began)
     _stop_servers(context)
     _report_done(context, outcome.step, outcome.metrics)
     return ExitCode.DONE
@@ -280,7 +282,7 @@ def _check_not_started(context: Context) -> None:
 
 
 def _serve(context: Context) -> ExitCode:
-    finished = servers.serve(context.task, context.job.scratch_dir, context.stopped)
+    finished = servers.serve(context.task, context.job.scratch_dir, context.stop_requested)
     if not finished:
         return ExitCode.STOPPED
     _report_done(context, None, {})
@@ -292,7 +294,7 @@ def _evaluate(context: Context) -> ExitCode:
 
     workload = _workload(context)
     with explain_errors(workload):
-        last = evaluator.evaluate_checkpoints(workload, context.job, context.report, context.stopped)
+        last = evaluator.evaluate_checkpoints(workload, context.job, context.report, context.stop_requested)
     if last is None:
         return ExitCode.STOPPED
     _report_done(context, *last)

@@ -26,7 +26,7 @@ _PIPE = 1 << 16  # bytes that a pipe holds
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
-class Stop:
+class StopFlag:
     """Records a request to stop this process, for any thread, also while the main thread is inside TensorFlow.
 
     Python runs signal handlers only in the main thread, once it returns from C; a signal's number is in the wake-up pipe at once.
@@ -76,7 +76,7 @@ def main() -> NoReturn:
     parent_death.die_with_parent()
     stack_signal.register()
     began = time.time()
-    stop = Stop()
+    stop = StopFlag()
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     task = parse(os.environ.get("TF_CONFIG"))
@@ -95,7 +95,9 @@ def main() -> NoReturn:
     os._exit(code)
 
 
-def _import_and_run(task: TaskConfig, settings: TrainerSettings, port: PortHolder, report: Reporter, stop: Stop, began: float) -> ExitCode:
+def _import_and_run(
+    task: TaskConfig, settings: TrainerSettings, port: PortHolder, report: Reporter, stop: StopFlag, began: float
+) -> ExitCode:
     try:
         with importing_silently():
             from trainer import roles
@@ -106,7 +108,7 @@ def _import_and_run(task: TaskConfig, settings: TrainerSettings, port: PortHolde
     return _run(task, settings, port, report, stop, began)
 
 
-def _run(task: TaskConfig, settings: TrainerSettings, port: PortHolder, report: Reporter, stop: Stop, began: float) -> ExitCode:
+def _run(task: TaskConfig, settings: TrainerSettings, port: PortHolder, report: Reporter, stop: StopFlag, began: float) -> ExitCode:
     from trainer import roles
     from trainer.engine.job import job
     from trainer.engine.session import DivergedError, PeerLostError, SaveError, StopError

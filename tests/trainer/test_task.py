@@ -46,10 +46,10 @@ import keras
 
 STOPS = """
 import hashlib, os, signal, sys, threading, time
-from trainer.task import Stop
+from trainer.task import StopFlag
 from tests.waiting import until
 
-stop = Stop()
+stop = StopFlag()
 signal.signal(signal.SIGUSR1, lambda *_: None)
 os.kill(os.getpid(), signal.SIGUSR1)
 ready, begun = os.pipe()

@@ -50,10 +50,10 @@ class Player:
 
 
 class AgentSession(Session):
-    """The chief's part: it learns from the moves that were played; see Session. `stopped` returns whether this task was asked to stop."""
+    """The chief's part: it learns from the moves that were played; see Session. `stop_requested` returns whether this task was asked to stop."""
 
-    def __init__(self, agent: Agent, job: Job, stopped: Callable[[], bool]) -> None:
-        self._agent, self._last_step, self._stopped = agent, job.steps, stopped
+    def __init__(self, agent: Agent, job: Job, stop_requested: Callable[[], bool]) -> None:
+        self._agent, self._last_step, self._stop_requested = agent, job.steps, stop_requested
         built = model_ops.build(agent, job)
         self.model: keras.Model = built.model
         self.optimizer: keras.optimizers.Optimizer = built.optimizer
@@ -71,7 +71,7 @@ class AgentSession(Session):
         """Return when at least `steps` more steps were played and learned from, or the task is asked to stop; see Session.run."""
         began, start = time.perf_counter(), self._step
         goal = min(start + steps, self._last_step)
-        while self._step < goal and not self._stopped():
+        while self._step < goal and not self._stop_requested():
             if rollout := self._take(min(goal - self._step, MAX_MOVES * self._agent.boards)):
                 self._learn_from(rollout)
         return CallProgress(
@@ -81,7 +81,7 @@ class AgentSession(Session):
             metrics={**self._measured(), "epsilon": self._agent.epsilon(self._step)},
             examples=self._step - start,
             seconds=time.perf_counter() - began,
-            stop=stop or self._stopped(),
+            stop=stop or self._stop_requested(),
             finish=finish,
             next_steps=next_steps or None,
             not_finite=None if self._loss is None or math.isfinite(self._loss) else NotFinite(self._step),
@@ -106,7 +106,7 @@ class AgentSession(Session):
             self._window.popleft()
         # Boards move together: moves beyond the last step are dropped.
         remaining = rollout.experience[: self._last_step - self._step]
-        while len(remaining) and not self._stopped():
+        while len(remaining) and not self._stop_requested():
             updates = self._agent.updates(self._step, self._step + len(remaining))
             rows = max(1, len(remaining) * _MAX_UPDATES // max(updates, _MAX_UPDATES))
             self._learn_rows(remaining[:rows])
@@ -142,8 +142,8 @@ class AgentSession(Session):
 class LocalAgentSession(AgentSession):
     """One task plays and learns in turn: strategy single."""
 
-    def __init__(self, agent: Agent, job: Job, stopped: Callable[[], bool]) -> None:
-        super().__init__(agent, job, stopped)
+    def __init__(self, agent: Agent, job: Job, stop_requested: Callable[[], bool]) -> None:
+        super().__init__(agent, job, stop_requested)
         self._deterministic = job.train.deterministic
         self._player: Player | None = None
         self._call = self._make_call()

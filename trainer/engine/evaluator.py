@@ -38,7 +38,7 @@ _VANISHED = 5  # checkpoints in a row that were deleted before they could be rea
 
 
 def evaluate_checkpoints(
-    workload: Workload | Agent, job: Job, report: Reporter, stopped: Callable[[], bool]
+    workload: Workload | Agent, job: Job, report: Reporter, stop_requested: Callable[[], bool]
 ) -> tuple[int, dict[str, float]] | None:
     """Evaluate checkpoints until the run's last one is done; return the last evaluation's step and metrics, None when stopped.
 
@@ -52,7 +52,7 @@ def evaluate_checkpoints(
     chief, seen = _ChiefState(job), _EvaluatedCheckpoints(job.run_dir)
     evaluator = _Evaluator(workload, job, report)
     try:
-        while not stopped():
+        while not stop_requested():
             # Read before the checkpoints: a run that has ended by then has saved its last one.
             ended = chief.poll()
             paths = list_checkpoints(job.run_dir / "checkpoints")
@@ -67,7 +67,7 @@ def evaluate_checkpoints(
                 if message := seen.failed(path, problem):
                     report("notice", message=message)
                 time.sleep(_POLL_INTERVAL)
-            elif evaluator.evaluate(stopped):
+            elif evaluator.evaluate(stop_requested):
                 seen.done(path)
     finally:
         evaluator.close()
@@ -190,17 +190,17 @@ class _Evaluator:
             return error
         return None
 
-    def evaluate(self, stopped: Callable[[], bool]) -> bool:
-        """Evaluate the loaded checkpoint, record and report the result; return False if `stopped` returned True before the end."""
+    def evaluate(self, stop_requested: Callable[[], bool]) -> bool:
+        """Evaluate the loaded checkpoint, record and report the result; return False if `stop_requested` returned True before the end."""
         step = int(self._step.numpy())
         moving_averages.take(self._model, self._optimizer)
         self._report.alive("evaluating", step=step)
 
-        def is_stopped() -> bool:
+        def report_and_check() -> bool:
             self._report.alive("evaluating", step=step)
-            return stopped()
+            return stop_requested()
 
-        metrics = self._evaluation.run(is_stopped)
+        metrics = self._evaluation.run(report_and_check)
         if metrics is None:
             return False
         self._report.alive("saving", step=step)

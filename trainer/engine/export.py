@@ -93,11 +93,11 @@ class BestModel:
         self.is_known = False  # whether this attempt, once it has evaluated, knows of a best model, written or not
 
     def offer(
-        self, step: int, metrics: Mapping[str, float], weights: Sequence[keras.Variable], stopped: Callable[[], bool] = lambda: False
+        self, step: int, metrics: Mapping[str, float], weights: Sequence[keras.Variable], stop_requested: Callable[[], bool] = lambda: False
     ) -> None:
         """Keep `weights`, all of the model's, if its metrics are the best so far; save the model that waits if a save is due.
 
-        An export that blocks training is waited for, until the task is `stopped`.
+        An export that blocks training is waited for, until a stop is requested.
         """
         self._goal = metric, mode = self._goal or _goal(self._export, tuple(metrics))
         value = metrics[metric]
@@ -109,7 +109,7 @@ class BestModel:
         if self._files.is_idle and time.monotonic() >= self._files.began + (self._files.ended - self._files.began) / self._share:
             self._save()
         self.is_known = self._files.value(metric, mode) is not None or (self._can_wait and self._waiting is not None)
-        self._files.complete(stopped)
+        self._files.complete(stop_requested)
 
     def _save(self) -> None:
         """Save the model that waits, unless the previous one is still to be written. An error is only reported as a notice: training continues."""
@@ -292,9 +292,9 @@ class _ModelWriter:
                 return
             self._writer.wait(_POLL_INTERVAL, failed=failing)
 
-    def complete(self, stopped: Callable[[], bool]) -> None:
-        """Wait for an export that blocks training, until the task is `stopped`."""
-        while not self.is_idle and self._saved is not None and self._saved.blocks_training(stopped):
+    def complete(self, stop_requested: Callable[[], bool]) -> None:
+        """Wait for an export that blocks training, until a stop is requested."""
+        while not self.is_idle and self._saved is not None and self._saved.blocks_training(stop_requested):
             self._writer.wait(_POLL_INTERVAL)
 
     def close(self, until: Callable[[], float]) -> None:

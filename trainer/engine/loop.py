@@ -50,12 +50,12 @@ def run(
     workload: Workload | Agent,
     job: Job,
     report: Reporter,
-    stopped: Callable[[], bool],
+    stop_requested: Callable[[], bool],
     own_stop_requested: Callable[[], bool] | None = None,
 ) -> TrainingOutcome:
     """Train until every step is done or a task was asked to stop. Every task of the strategy runs this.
 
-    `stopped` returns whether this task or a ps was asked to stop; `own_stop_requested` whether this task was, so that it has only its grace
+    `stop_requested` returns whether this task or a ps was asked to stop; `own_stop_requested` whether this task was, so that it has only its grace
     period to save. Without `own_stop_requested` every stop has that limit.
 
     Raises:
@@ -66,13 +66,16 @@ def run(
         SaveError, StopError: see Saver.
     """
     divergence, hooks = Divergence(session, job, report), Hooks(session, workload, job, report)
-    stop_requested = own_stop_requested or stopped
-    chief = _Chief(session, workload, job, report, divergence, hooks, stopped, stop_requested) if session.is_chief else None
+    chief = (
+        _Chief(session, workload, job, report, divergence, hooks, stop_requested, own_stop_requested or stop_requested)
+        if session.is_chief
+        else None
+    )
     with chief or nullcontext(), session.tables.translate_errors(job) if session.tables else nullcontext():
-        outcome = _run(session, job, report, stopped, divergence, hooks, chief)
+        outcome = _run(session, job, report, stop_requested, divergence, hooks, chief)
         if chief is None:
             return outcome
-        stopping = stop_requested() if own_stop_requested else not outcome.finished
+        stopping = own_stop_requested() if own_stop_requested else not outcome.finished
         return chief.finish(finished=outcome.finished, stopping=stopping)
 
 
@@ -80,7 +83,7 @@ def _run(
     session: Session,
     job: Job,
     report: Reporter,
-    stopped: Callable[[], bool],
+    stop_requested: Callable[[], bool],
     divergence: Divergence,
     hooks: Hooks,
     chief: "_Chief | None",
@@ -103,7 +106,7 @@ def _run(
         steps = 1 if profiling else cadence.to_boundary(step, wanted, hooks.until(job.steps), *every)
         with data_length.translate_end_of_data(job), chief.logs.profile() if chief and profiling else nullcontext():
             ends_early = chief is not None and bool(chief.early_stop(session.step))
-            progress = session.run(steps, stop=stopped(), finish=ends_early, next_steps=proposal)
+            progress = session.run(steps, stop=stop_requested(), finish=ends_early, next_steps=proposal)
         divergence.check(progress.not_finite)
         step = progress.step
         report.alive("training", step=step, steps=progress.steps)
@@ -133,11 +136,16 @@ class _Chief:
         report: Reporter,
         divergence: Divergence,
         hooks: Hooks,
-        stopped: Callable[[], bool],
         stop_requested: Callable[[], bool],
+        own_stop_requested: Callable[[], bool],
     ) -> None:
         self._session, self._workload, self._job, self._report = session, workload, job, report
-        self._divergence, self._hooks, self._stopped, self._stop_requested = divergence, hooks, stopped, stop_requested
+        self._divergence, self._hooks, self._stop_requested, self._own_stop_requested = (
+            divergence,
+            hooks,
+            stop_requested,
+            own_stop_requested,
+        )
         self._files = FileWriter(report)
         self.logs = Logs(job.run_dir, self._files)
         tables = session.tables.files() if session.tables else None
@@ -274,13 +282,13 @@ class _Chief:
         if self._hooks.end(finished=finished):  # callbacks have changed the weights after they were saved
             self._saved_step = None
         self._report.alive("saving", step=step)
-        self.saver.complete(self._stop_requested, stopping=stopping, since=began)
+        self.saver.complete(self._own_stop_requested, stopping=stopping, since=began)
         if self._saved_step != step or self.saver.last != step:
             self._save(step, last=True)
         if finished:
             self.evaluate(step)
         self._report.alive("saving", step=step)
-        self.saver.complete(self._stop_requested, stopping=stopping, since=began)
+        self.saver.complete(self._own_stop_requested, stopping=stopping, since=began)
         if finished or stopping:
             until = self._export_until(began if stopping else None)
             if self._best:  # after the last save, which needs the disk's space more
@@ -299,7 +307,7 @@ class _Chief:
 
         def until() -> float:
             nonlocal stop_at, end
-            if stop_at is None and self._stop_requested():
+            if stop_at is None and self._own_stop_requested():
                 stop_at = time.monotonic()
                 end = min(end, stop_at + self._timeouts.stop)
             return end
@@ -361,7 +369,7 @@ class _Chief:
             self._metrics = self._hooks.evaluation(partial(self._evaluate_batches, self._evaluation))
             if self._best and self._divergence.may_save(step):
                 self._report.alive("saving", step=step)
-                self._best.offer(step, self._metrics, self._session.model.weights, self._stopped)
+                self._best.offer(step, self._metrics, self._session.model.weights, self._stop_requested)
         self._evaluated_step, self._evaluated = step, Snapshot(self._session.model.weights if self._hooks.present else ())
         if not self._job.has_evaluator:  # which writes these files itself
             self.logs.evaluation(self._metrics, step)
@@ -386,7 +394,7 @@ class _Chief:
         if self.saver.save(step, self._hooks.state(step), last=last):
             self._saved_step = step
             if not last and self._session.tables and self._session.tables.blocked_while_saved:
-                self.saver.complete(self._stop_requested, stopping=False)  # rows are read from the servers while they are written
+                self.saver.complete(self._own_stop_requested, stopping=False)  # rows are read from the servers while they are written
         self._report.alive("training", step=step)
 
 

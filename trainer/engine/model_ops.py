@@ -245,8 +245,8 @@ class ModelEvaluation(ABC):
     names: tuple[str, ...]
 
     @abstractmethod
-    def run(self, stopped: Callable[[], bool]) -> dict[str, float] | None:
-        """Return loss and metrics; None if `stopped` returned True before all examples were seen.
+    def run(self, stop_requested: Callable[[], bool]) -> dict[str, float] | None:
+        """Return loss and metrics; None if `stop_requested` returned True before all examples were seen.
 
         Raises:
             DataError: the held-out set has no batch.
@@ -264,9 +264,9 @@ class AgentEvaluation(ModelEvaluation):
         self.names = ("loss", *agent.evaluated)
         self._agent, self._model = agent, model
 
-    def run(self, stopped: Callable[[], bool]) -> dict[str, float] | None:
+    def run(self, stop_requested: Callable[[], bool]) -> dict[str, float] | None:
         """See ModelEvaluation.run."""
-        return None if stopped() else self._agent.evaluate(self._model)
+        return None if stop_requested() else self._agent.evaluate(self._model)
 
 
 class StepEvaluation(ModelEvaluation):
@@ -277,13 +277,13 @@ class StepEvaluation(ModelEvaluation):
         self._workload, self._data = workload, held_out_data(workload, batch_size)
         self._batch = _of_any_size(workload.test_step, self._data)
 
-    def run(self, stopped: Callable[[], bool]) -> dict[str, float] | None:
+    def run(self, stop_requested: Callable[[], bool]) -> dict[str, float] | None:
         """See ModelEvaluation.run."""
         self._workload.reset()
         measured: dict[str, tf.Tensor] = {}
         for inputs, targets in self._data:
             measured = self._batch(inputs, targets)
-            if stopped():
+            if stop_requested():
                 return None
         if not measured:
             raise _no_batch()
@@ -313,7 +313,7 @@ class BatchMeansEvaluation(ModelEvaluation):
 
         self._batch = _of_any_size(batch, self._data)
 
-    def run(self, stopped: Callable[[], bool]) -> dict[str, float] | None:
+    def run(self, stop_requested: Callable[[], bool]) -> dict[str, float] | None:
         """See ModelEvaluation.run."""
         if self._held_out is not None:
             self._held_out.reset()
@@ -322,7 +322,7 @@ class BatchMeansEvaluation(ModelEvaluation):
         for inputs, targets in self._data:
             values, size = self._batch(inputs, targets)
             sums, count = sums + values, count + size
-            if stopped():
+            if stop_requested():
                 return None
         if not count:
             raise _no_batch()

@@ -20,8 +20,8 @@ _LOOKUPS_PER_SECOND = 200  # look-ups of names in a second, by all tasks togethe
 _POLL_INTERVAL = 0.1  # seconds between checks whether a stop was asked for
 
 
-def wait(task: TaskConfig, strategy: Strategy, port: PortHolder, stopped: Callable[[], bool], timeout: float) -> bool:
-    """Wait until all peers that a task connects to first accept connections; return False if `stopped` returns True meanwhile.
+def wait(task: TaskConfig, strategy: Strategy, port: PortHolder, stop_requested: Callable[[], bool], timeout: float) -> bool:
+    """Wait until all peers that a task connects to first accept connections; return False if `stop_requested` returns True meanwhile.
 
     The task's own `port` accepts connections during the wait, as TensorFlow's does later, so that others see the task. It is free afterwards.
 
@@ -32,7 +32,7 @@ def wait(task: TaskConfig, strategy: Strategy, port: PortHolder, stopped: Callab
     pause = max(_PAUSE, len(task.tasks()) / _LOOKUPS_PER_SECOND)
     deadline = time.monotonic() + timeout
     try:
-        if peers and stopped():  # asked to stop during the start
+        if peers and stop_requested():  # asked to stop during the start
             return False
         while missing := _first_missing(peers):
             name, reason = missing
@@ -41,7 +41,7 @@ def wait(task: TaskConfig, strategy: Strategy, port: PortHolder, stopped: Callab
             peers = {name: peers[name], **peers}  # this one is tried first, and once it answers all the others again
             if not port.open():
                 return True  # TensorFlow reports what is wrong with the port
-            if _stopped_within(pause, stopped):
+            if _stop_requested_within(pause, stop_requested):
                 return False
         return True
     finally:
@@ -63,9 +63,9 @@ def _first_missing(peers: Mapping[str, str]) -> tuple[str, str] | None:
     return None
 
 
-def _stopped_within(seconds: float, stopped: Callable[[], bool]) -> bool:
+def _stop_requested_within(seconds: float, stop_requested: Callable[[], bool]) -> bool:
     """Wait for some seconds; return True, early, if the task is asked to stop."""
     until = time.monotonic() + seconds
-    while not (is_stopped := stopped()) and (remaining := until - time.monotonic()) > 0:
+    while not (requested := stop_requested()) and (remaining := until - time.monotonic()) > 0:
         time.sleep(min(remaining, _POLL_INTERVAL))
-    return is_stopped
+    return requested

@@ -47,16 +47,16 @@ class _Measures:
 class ServerAgentSession(AgentSession):
     """The chief's session. A worker that is lost costs the moves of its call, and begins new games when it is back."""
 
-    def __init__(self, agent: Agent, job: Job, connection: Connection, stopped: Callable[[], bool]) -> None:
+    def __init__(self, agent: Agent, job: Job, connection: Connection, stop_requested: Callable[[], bool]) -> None:
         with translate_peer_errors():
             with tf.device(_CHIEF):
-                super().__init__(agent, job, stopped)
+                super().__init__(agent, job, stop_requested)
             self._packs = packing.lay_out(self.model.trainable_variables, connection.servers, flattened=True)
             self._published = [self._server_variable(pack) for pack in self._packs]
         self._players = count()
         self._call = self._make_call()
         self._results: list[Result] = []
-        self._workers = Workers(connection, self._player, self._play, _Measures(tuple(agent.measured)), stopped)
+        self._workers = Workers(connection, self._player, self._play, _Measures(tuple(agent.measured)), stop_requested)
 
     def close(self) -> None:
         """End the workers' calls; `servers.stop_all` stops the servers."""
@@ -87,7 +87,7 @@ class ServerAgentSession(AgentSession):
         return result.payload if result.steps else None
 
     def _workers_progress(self) -> Sequence[WorkerProgress]:
-        if self._stopped():
+        if self._stop_requested():
             self._results += self._workers.take_all()
         results, self._results = self._results, []
         # Workers that play have no loss.

@@ -189,10 +189,10 @@ def compare(cluster: Any) -> dict[str, Any]:  # noqa: PLR0915 - all cases in tur
 
     packing.SINGLE_SERVER_BYTES = 0  # so that small models are on both servers, too
 
-    def new_session(workload: Any, needed: int, steps: int, stopped: Callable[[], bool] = lambda: False, **train: Any) -> Any:
+    def new_session(workload: Any, needed: int, steps: int, stop_requested: Callable[[], bool] = lambda: False, **train: Any) -> Any:
         job = small_job(steps=steps, batch_size=BATCH, sync={"replicas_to_aggregate": needed}, **train)
         print(f"{time.monotonic():.0f} s: {len(alive)} sessions before", file=sys.stderr, flush=True)
-        session = SynchronousSession(workload, job, connection, stopped)
+        session = SynchronousSession(workload, job, connection, stop_requested)
         alive.append(session)
         session.begin_at(0)
         return session
@@ -245,7 +245,7 @@ def compare(cluster: Any) -> dict[str, Any]:  # noqa: PLR0915 - all cases in tur
 
     # A stop in the middle of a long call; another session does the remaining steps.
     stop = threading.Event()
-    stopping = new_session(Delayed({"seconds": STEP_SECONDS, "slower": 1}), WORKERS, 40, stopped=stop.is_set)
+    stopping = new_session(Delayed({"seconds": STEP_SECONDS, "slower": 1}), WORKERS, 40, stop_requested=stop.is_set)
     stopping.run(1)  # traces, which may take long
     threading.Timer(0.5, stop.set).start()
     began = time.perf_counter()

@@ -40,13 +40,13 @@ def job_of(run_dir: Path, steps: int, *, has_evaluator: bool = False, **train: A
 def train(
     run_dir: Path, steps: int, stop_after: int | None = None, **changes: Any
 ) -> tuple[LocalAgentSession, loop.TrainingOutcome, Output]:
-    def stopped() -> bool:
+    def stop_requested() -> bool:
         return stop_after is not None and session.step >= stop_after
 
     train_job, output = job_of(run_dir, steps, **changes), Output()
     agent = GridworldDqn(train_job.train.params, "synthetic", 0)
-    session = LocalAgentSession(agent, train_job, stopped)
-    outcome = loop.run(session, agent, train_job, Reporter("chief", output), stopped)
+    session = LocalAgentSession(agent, train_job, stop_requested)
+    outcome = loop.run(session, agent, train_job, Reporter("chief", output), stop_requested)
     return session, outcome, output
 
 

@@ -39,8 +39,8 @@ def train(
     job = callback_job(workload, run_dir, **changes)
     session = LocalSession(workload, job, AllReduce())
     output = Output()
-    stopped = (lambda: session.step >= stop_after) if stop_after else (lambda: False)
-    return session, loop.run(session, workload, job, Reporter("chief", output), stopped), output
+    stop_requested = (lambda: session.step >= stop_after) if stop_after else (lambda: False)
+    return session, loop.run(session, workload, job, Reporter("chief", output), stop_requested), output
 
 
 def notices(output: Output) -> list[str]:

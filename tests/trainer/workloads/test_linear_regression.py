@@ -33,8 +33,8 @@ def trained(run_dir: Path, steps: int, stop_after: int | None = None, **train: A
     line = LinearRegression(params={}, data="synthetic", seed=0)
     session = LocalSession(line, train_job, AllReduce())
     output = Output()
-    stopped = (lambda: session.step >= stop_after) if stop_after else (lambda: False)
-    return loop.run(session, line, train_job, Reporter("chief", output), stopped), output
+    stop_requested = (lambda: session.step >= stop_after) if stop_after else (lambda: False)
+    return loop.run(session, line, train_job, Reporter("chief", output), stop_requested), output
 
 
 def test_steps_checkpoints_and_optimizer_have_their_defaults() -> None:

@@ -131,9 +131,9 @@ class ExportedModel:
         for name, _ in self._variables.files:
             yield from self._variables.write(name, destination / _VARIABLES / name)
 
-    def blocks_training(self, stopped: Callable[[], bool]) -> bool:
-        """Return whether training waits for it: in synchronous training, while the disk answers. It is cancelled once `stopped` returns True."""
-        self._cancelled = self._blocks and (self._cancelled or stopped())
+    def blocks_training(self, stop_requested: Callable[[], bool]) -> bool:
+        """Return whether training waits for it: in synchronous training, while the disk answers. It is cancelled once `stop_requested` returns True."""
+        self._cancelled = self._blocks and (self._cancelled or stop_requested())
         return self._blocks and time.monotonic() - self._progress_at < _SILENT
 
     def discard(self) -> None:

@@ -59,7 +59,7 @@ class ProgramOutcome:
 
 
 def run(
-    program: Program, task: TaskConfig, job: Job, port: PortHolder, report: Reporter, stopped: Callable[[], bool], began: float
+    program: Program, task: TaskConfig, job: Job, port: PortHolder, report: Reporter, stop_requested: Callable[[], bool], began: float
 ) -> ProgramOutcome:
     """Connect to the cluster and run `program` on it to its end. A stop that is asked for meanwhile ends this process.
 
@@ -72,7 +72,7 @@ def run(
     log = DeviceLog()
     progress = _ProgressReporter(report)
     record = Record(job.run_dir, name=job.run, strategy=job.strategy, workload=job.train.workload, spec_digest=job.spec_digest)
-    watch = ServerWatchdog(task.peers(), stopped, lambda: record.update("running", progress.step), _make_exit(record, progress))
+    watch = ServerWatchdog(task.peers(), stop_requested, lambda: record.update("running", progress.step), _make_exit(record, progress))
     watch.start()
     try:
         peer_wait.wait(task, job.strategy, port, lambda: False, job.start_timeout)  # `watch` handles a stop

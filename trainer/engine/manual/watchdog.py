@@ -32,7 +32,7 @@ class ServerWatchdog:
     """
 
     servers: Mapping[str, str]  # name -> address
-    stopped: Callable[[], bool]
+    stop_requested: Callable[[], bool]
     alive: Callable[[], None]  # called every few seconds, once all are connected
     exit_process: Exit
     timeout: float = 20.0
@@ -76,7 +76,7 @@ class ServerWatchdog:
         silent: dict[str, float] = {}  # server -> since when
         while not self._done.wait(_STOP_CHECK_INTERVAL):
             now = time.monotonic()
-            if self.stopped():
+            if self.stop_requested():
                 self.exit_process(ExitCode.STOPPED, "")
                 return
             if self._started and now - last_alive >= self.alive_interval:
@@ -93,7 +93,7 @@ class ServerWatchdog:
     def _find_lost(self, silent: dict[str, float]) -> str | None:
         """Connect to every server; return a message about one that has not answered for too long, if there is one."""
         for name, address in self.servers.items():
-            if self._done.is_set() or self.stopped():
+            if self._done.is_set() or self.stop_requested():
                 return None
             connection, reason = connect(address, _CONNECT_TIMEOUT)
             self._replace_connection(name, connection)

@@ -31,8 +31,8 @@ _UNROLLED, FEW_OPERATIONS = 4, 300
 class AsynchronousSession(ServerSession):
     """The chief's session. A call has a worker's share of `run`'s steps; each step reads the weights once, and sends one tensor for each pack."""
 
-    def __init__(self, workload: Workload, job: Job, connection: Connection, stopped: Callable[[], bool]) -> None:
-        super().__init__(workload, job, connection, stopped, replicas=1, per_server=False)
+    def __init__(self, workload: Workload, job: Job, connection: Connection, stop_requested: Callable[[], bool]) -> None:
+        super().__init__(workload, job, connection, stop_requested, replicas=1, per_server=False)
         self._wire = tf.as_dtype(job.train.gradients.wire)
         self._reported_step = self._scheduled = 0
         self._flushed: list[Result] = []  # results of `flush`, which took `_flush_seconds`
@@ -60,12 +60,12 @@ class AsynchronousSession(ServerSession):
         results, self._flushed, self._flush_seconds = self._flushed, [], 0.0
         goal = min(start + steps, self._last_step)
         share = max(1, -(-steps // self._workers.count))
-        while self._step < goal and not self._stopped():
+        while self._step < goal and not self._stop_requested():
             self._fill(share)
             if self._workers.in_flight and (result := self._workers.take()):
                 self._step = max(self._step, result.global_step)
                 results.append(result)
-        stop = stop or self._stopped()
+        stop = stop or self._stop_requested()
         if stop or finish or self._step >= min(self._last_step, self._stop_scheduling_at) or self._first_non_finite(results):
             results += self._take_all()
         self._reported_step = self._step

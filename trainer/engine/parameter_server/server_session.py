@@ -41,9 +41,9 @@ class ServerSession(Session):
     trains_changed_weights = False
 
     def __init__(
-        self, workload: Workload, job: Job, connection: Connection, stopped: Callable[[], bool], *, replicas: int, per_server: bool
+        self, workload: Workload, job: Job, connection: Connection, stop_requested: Callable[[], bool], *, replicas: int, per_server: bool
     ) -> None:
-        self._last_step, self._stopped = job.steps, stopped
+        self._last_step, self._stop_requested = job.steps, stop_requested
         with translate_peer_errors():
             with tf.device(CHIEF):
                 settings = job.train.embeddings or Embeddings()
@@ -85,7 +85,7 @@ class ServerSession(Session):
             )
         )
         self._call = WorkerCalls(self._make_call)
-        self._workers = Workers(connection, self._iterator, self._run, self._replica, stopped)
+        self._workers = Workers(connection, self._iterator, self._run, self._replica, stop_requested)
 
     @property
     def without_gradient(self) -> Sequence[str]:

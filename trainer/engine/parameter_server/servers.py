@@ -37,13 +37,13 @@ def leaving_file(scratch_dir: str, task_name: str) -> Path:
     return Path(scratch_dir) / f"{task_name}.leaving"
 
 
-def serve(task: TaskConfig, scratch_dir: str, stopped: Callable[[], bool]) -> bool:
+def serve(task: TaskConfig, scratch_dir: str, stop_requested: Callable[[], bool]) -> bool:
     """Serve until the chief writes the stop file, or the parent ends this task by SIGTERM. Returns whether the run is done.
 
-    A task that is asked to stop first gets SIGURG from its parent: it informs its chief, and continues. `stopped` returns whether a stop was
+    A task that is asked to stop first gets SIGURG from its parent: it informs its chief, and continues. `stop_requested` returns whether a stop was
     requested before this call. Handles this process's signals.
     """
-    if stopped():
+    if stop_requested():
         return False
     signals = _Signals()
     stop_path, leaving = stop_file(scratch_dir, task.name), leaving_file(scratch_dir, task.name)

@@ -39,9 +39,9 @@ class SynchronousSession(ServerSession):
     Between calls of `run`, the state is that after exactly `step` rounds: servers update only in `run`.
     """
 
-    def __init__(self, workload: Workload, job: Job, connection: Connection, stopped: Callable[[], bool]) -> None:
+    def __init__(self, workload: Workload, job: Job, connection: Connection, stop_requested: Callable[[], bool]) -> None:
         self._needed = job.train.sync.replicas_to_aggregate if job.train.sync else connection.workers
-        super().__init__(workload, job, connection, stopped, replicas=self._needed, per_server=True)
+        super().__init__(workload, job, connection, stop_requested, replicas=self._needed, per_server=True)
         wire = tf.as_dtype(job.train.gradients.wire)
         # Variables that are not trained, such as the moving averages of BatchNorm, are on the first server; the workers' changes of them are averaged there, too.
         non_trainable = [self._state.non_trainable, *([] for _ in self._state.groups[1:])]
@@ -71,12 +71,12 @@ class SynchronousSession(ServerSession):
         began = time.perf_counter()
         before = self._step
         remaining = [steps] * len(self._servers)  # of each server
-        while any(remaining) and not self._stopped() and self._wait_for_workers():
+        while any(remaining) and not self._stop_requested() and self._wait_for_workers():
             done = self._run_rounds(remaining)
             remaining = [count - done_count for count, done_count in zip(remaining, done, strict=True)]
         # A stop may come in the middle of a round, which is then lost; of several servers, some may have done it.
         self._step += steps - max(remaining)
-        stop = stop or self._stopped()
+        stop = stop or self._stop_requested()
         self._results += self._workers.drain()
         if stop or finish or self._step >= min(self._last_step, self._stop_scheduling_at) or self._first_non_finite(self._results):
             self._end_calls()
@@ -107,7 +107,7 @@ class SynchronousSession(ServerSession):
             return True
         self._end_calls()
         while self._workers.alive < self._needed:
-            if self._stopped():
+            if self._stop_requested():
                 return False
             for _ in range(self._workers.count):
                 self._workers.schedule(0)
@@ -162,11 +162,11 @@ class SynchronousSession(ServerSession):
 
     def _interrupted(self, pending: list[Future[tuple[int, int]]], deadline: float) -> float:
         """Interrupt rounds that lack workers, or that have not ended by the `deadline` of a stop; return the new deadline."""
-        if self._stopped():
+        if self._stop_requested():
             deadline = min(deadline, time.monotonic() + _STOP_TIMEOUT)
         if self._workers.alive >= self._needed and time.monotonic() < deadline:
             return deadline
-        if self._stopped():
+        if self._stop_requested():
             disable_blocking_enqueue()
         with translate_peer_errors():
             for server, future in zip(self._servers, pending, strict=True):

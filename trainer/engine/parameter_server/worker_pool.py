@@ -229,15 +229,15 @@ Run = Callable[[Any, int, Assignment], CallResult]
 class Workers:
     """Schedules calls on workers and collects their results, those of lost workers included.
 
-    `stopped` returns whether this task was asked to stop: then waits for workers end, since there may be none left.
+    `stop_requested` returns whether this task was asked to stop: then waits for workers end, since there may be none left.
     Every method raises PeerLostError when a server is gone.
     """
 
     def __init__(
-        self, connection: Connection, make_iterator: MakeIterator, run: Run, measures: Measures, stopped: Callable[[], bool]
+        self, connection: Connection, make_iterator: MakeIterator, run: Run, measures: Measures, stop_requested: Callable[[], bool]
     ) -> None:
         self._coordinator, self.count, self._watch = connection.coordinator, connection.workers, connection.watch
-        self._make_iterator, self._run, self._measures, self._stopped = make_iterator, run, measures, stopped
+        self._make_iterator, self._run, self._measures, self._stop_requested = make_iterator, run, measures, stop_requested
         self._nothing_done = CallResult(totals=np.zeros(measures.width, np.float32), steps=0)
         self._iterators: dict[int, Any] = {}
         # Objects on lost workers: iterators and, in the frames of an error, arguments. If they were freed, TensorFlow would ask the new process of
@@ -264,7 +264,7 @@ class Workers:
 
     def take(self) -> Result | None:
         """Wait for a call to end and return its result, of no steps if its worker was lost; None once this task is asked to stop."""
-        while not self._stopped():
+        while not self._stop_requested():
             if result := self._take_or_check():
                 return result
         return None
