@@ -124,7 +124,7 @@ class Child:
             return
         self.kill_reason = reason
         kill_group(self.pid)
-        self._loop.call_later(self._job.timeouts.killed, partial(self._check_killed, self.pid))
+        self._loop.call_later(self._job.timeouts.reap_timeout, partial(self._check_killed, self.pid))
 
     def _check_killed(self, pid: int) -> None:
         if self.pid == pid:  # not if the next attempt has begun

@@ -142,13 +142,13 @@ class _Parent:
             timeout=timeouts.start,
             first=timeouts.first_report_after,
             every=timeouts.report_interval,
-            stalled=timeouts.stalled if self._job.trains else None,
+            no_step_report=timeouts.no_step_report if self._job.trains else None,
             waiting=self._report_waiting,
             complete=self._peers_connected,
             timed_out=self._peers_timed_out,
         )
         if self._chief_watch is None and self._job.watched_chief is not None:
-            self._chief_watch = self._watch_for("the chief", (self._job.watched_chief,), "the chief answers again", timeouts.ending)
+            self._chief_watch = self._watch_for("the chief", (self._job.watched_chief,), "the chief answers again", timeouts.kill_after)
 
     def _reap(self) -> None:
         code = self._child.reap()
@@ -343,7 +343,7 @@ class _Parent:
                 self._fail_run(f"{member.leader} has failed", status.reason)
             self._loop.stop()
         elif not self._succeeded:
-            self._end_task(f"{member.leader} has failed", status.reason, self._job.timeouts.ending)
+            self._end_task(f"{member.leader} has failed", status.reason, self._job.timeouts.kill_after)
         elif self._child.pid is not None:
             self._loop.call_later(member.grace, self._end_program)
         else:
@@ -355,7 +355,7 @@ class _Parent:
         member = self._member
         cause, detail = f"{member.leader} was gone for {seconds:g} s", f"no answer from {member.leader_address}"
         if not self._exiting:
-            self._end_task(cause, detail, self._job.timeouts.ending)
+            self._end_task(cause, detail, self._job.timeouts.kill_after)
         elif self._exit_code == ExitCode.DONE:
             self._fail_run(cause, detail)
 
@@ -369,7 +369,7 @@ class _Parent:
         if self._child.pid is not None and not self._stopping:
             self._report("notice", message="the run has succeeded; this task is ended")
             self._child.terminate()
-            self._loop.call_later(self._job.timeouts.after_success, lambda: self._child.kill("the run has succeeded"))
+            self._loop.call_later(self._job.timeouts.kill_after_success, lambda: self._child.kill("the run has succeeded"))
 
     def _exit_soon(self) -> None:
         """Handle a request to stop after the task has ended: wait a shorter time for the others."""
@@ -403,7 +403,7 @@ class _Parent:
         self._loop.forget(self._lifeline)
         self._lifeline = None
         self._stop("the run's supervisor is gone")
-        self._loop.call_later(self._job.timeouts.supervisor_lost, partial(self._child.kill, "the run's supervisor is gone"))
+        self._loop.call_later(self._job.timeouts.kill_after_supervisor_lost, partial(self._child.kill, "the run's supervisor is gone"))
 
     def _stop(self, reason: str) -> None:
         """Ask the training process to stop, once."""
@@ -425,7 +425,7 @@ class _Parent:
             return
         self._child.terminate()
         if self._peers_missing and self._job.runs_built_in_trainer:  # training has not begun; TensorFlow may wait without handling signals
-            self._loop.call_later(self._job.timeouts.ending, self._kill_unless_training)
+            self._loop.call_later(self._job.timeouts.kill_after, self._kill_unless_training)
 
     def _terminate_after_chief(self, address: str) -> None:
         """Stop a server once its chief, which saves its state, is gone."""
@@ -468,7 +468,7 @@ class _Parent:
         self._peers_missing = False
         self._connected_at = time.monotonic()
         if self._job.watched_workers:
-            within = max(self._job.timeouts.saving, self._job.timeouts.orphan)
+            within = max(self._job.timeouts.kill_after_while_saving, self._job.timeouts.orphan)
             self._workers_watch = self._watch_for("every worker", self._job.watched_workers, "a worker answers again", within)
         if seconds >= self._job.timeouts.first_report_after:
             self._report("notice", message=f"every peer was reached, the last after {seconds:.1f} s")
@@ -478,7 +478,7 @@ class _Parent:
     def _peers_timed_out(self, missing: list[dict[str, str]]) -> None:
         timeouts = self._job.timeouts
         named = join_names([f"{peer['task']} ({peer['address']}: {peer['reason']})" for peer in missing], MAX_LISTED)
-        self._end_task(f"peers were not there after {timeouts.start:g} s", f"missing: {named}", timeouts.ending)
+        self._end_task(f"peers were not there after {timeouts.start:g} s", f"missing: {named}", timeouts.kill_after)
 
     def _watch_for(self, name: str, addresses: tuple[str, ...], answer_notice: str, within: float) -> AddressWatch:
         """End the task, as `_end_task` does, when no address has accepted a connection for limits.orphan_timeout."""

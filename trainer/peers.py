@@ -178,7 +178,7 @@ class PeerWait:
 
     `waiting(missing, seconds)` is called first after `first` seconds, then every `every` seconds and when the set
     changes; missing is a list of {task, address, reason}. Exactly one of `complete(seconds)` and `timed_out(missing)`
-    is called, unless `cancel` comes before. After `complete`, `waiting([], seconds since)` is called every `stalled`
+    is called, unless `cancel` comes before. After `complete`, `waiting([], seconds since)` is called every `no_step_report`
     seconds until `note_step`.
     """
 
@@ -194,13 +194,13 @@ class PeerWait:
         timed_out: Callable[[list[dict[str, str]]], None],
         first: float = 5.0,
         every: float = 10.0,
-        stalled: float | None = None,
+        no_step_report: float | None = None,
     ) -> None:
         self._loop, self._prober = loop, prober
         self._missing = dict(peers)
         self._reasons = dict.fromkeys(peers, "not asked yet")
         self._waiting, self._complete, self._timed_out = waiting, complete, timed_out
-        self._every, self._stalled = every, stalled
+        self._every, self._no_step_report = every, no_step_report
         self._started = self._loop.now()
         self._reported: set[str] = set()
         self._next_report = self._started + first
@@ -224,7 +224,7 @@ class PeerWait:
 
     def note_step(self) -> None:
         """Note that a step was made: no further report is due."""
-        self._stalled = None
+        self._no_step_report = None
         if self._done:
             self.cancel()
 
@@ -247,8 +247,8 @@ class PeerWait:
             self._expect_a_step(self._loop.now())
 
     def _expect_a_step(self, since: float) -> None:
-        if self._stalled is not None:
-            self._timers = [self._loop.call_later(self._stalled, partial(self._no_step, since))]
+        if self._no_step_report is not None:
+            self._timers = [self._loop.call_later(self._no_step_report, partial(self._no_step, since))]
 
     def _no_step(self, since: float) -> None:
         self._waiting([], self._loop.now() - since)

@@ -64,7 +64,7 @@ def run(context: Context) -> ExitCode:
         return _evaluate(context)
     if job.strategy in SERVER_STRATEGIES and not task.is_chief:
         return _serve(context)
-    if not peer_wait.wait(task, job.strategy, context.port, context.stopped, job.start_timeout):
+    if not peer_wait.wait(task, job.strategy, context.port, context.stop_requested, job.start_timeout):
         return ExitCode.STOPPED
     return _lead(context) if task.is_chief else _follow(context)
 
@@ -155,7 +155,7 @@ def _serve(context: Context) -> ExitCode:
 
     _Listener(context.task.address, answer)
     while not ended.wait(_POLL_INTERVAL):
-        if context.stopped():
+        if context.stop_requested():
             return ExitCode.STOPPED
     time.sleep(_POLL_INTERVAL)  # the answer is on its way
     context.report("done", step=None, seconds=time.time() - context.began, metrics={})
@@ -165,7 +165,7 @@ def _serve(context: Context) -> ExitCode:
 def _evaluate(context: Context) -> ExitCode:
     job, evaluated = context.job, 0
     changed_at, updated = time.monotonic(), None
-    while not context.stopped():
+    while not context.stop_requested():
         facts = run_state.read(job.run_dir)
         succeeded = (facts.get("steps"), facts.get("spec_digest"), facts.get("state")) == (job.steps, job.spec_digest, "succeeded")
         steps = _saved_steps(job)
@@ -193,7 +193,7 @@ def _follow(context: Context) -> ExitCode:
     context.report("ready", seconds=time.time() - context.began)
     due, began, first = Interval(context.job.report_every, None if context.job.report_every else REPORT_INTERVAL), time.monotonic(), 0
     while True:
-        answer = leader.ask("stop" if context.stopped() else "step")
+        answer = leader.ask("stop" if context.stop_requested() else "step")
         if answer == "stop":
             return ExitCode.STOPPED
         if answer == "done":
@@ -227,7 +227,7 @@ class _Barrier:
             self.changed.wait_for(lambda: self.round > current)
             return self.answer
 
-    def gather(self, stopped: Callable[[], bool]) -> bool:
+    def gather(self, stop_requested: Callable[[], bool]) -> bool:
         """Wait for all followers; return whether one of them was asked to stop. Raises PeerLostError."""
         began = time.monotonic()
         with self.changed:
@@ -237,7 +237,7 @@ class _Barrier:
                     raise PeerLostError(f"a worker was lost: it has been silent for {self.silence_limit:.0f} s")
                 if any(_closed(connection) for connection in self.members):
                     raise PeerLostError("a worker was lost: the connection was closed")
-                if stopped() and not self.arrived and not self.round:
+                if stop_requested() and not self.arrived and not self.round:
                     return True  # no follower has arrived yet
             return "stop" in self.arrived.values()
 
@@ -347,7 +347,7 @@ def _lead(context: Context) -> ExitCode:
     context.report("ready", seconds=time.time() - context.began)
     chief = _Chief(context)
     while chief.step < job.steps:
-        stopping = barrier.gather(context.stopped) or context.stopped()
+        stopping = barrier.gather(context.stop_requested) or context.stop_requested()
         for server in servers:
             server.ask("ask")
         if stopping:

@@ -236,7 +236,7 @@ class TestStops:
         assert len(run.events("started")) == 1
 
     def test_a_task_whose_peers_are_missing_stops_soon(self, trainers: Any, ports: Any) -> None:
-        run = trainers.start_parent(*IGNORES_SIGTERM, awaited={"ps-0": ports.address()}, timeouts={"ending": 0.3})
+        run = trainers.start_parent(*IGNORES_SIGTERM, awaited={"ps-0": ports.address()}, timeouts={"kill_after": 0.3})
         run.line("ready")
         run.send(signal.SIGTERM)
         assert run.code() == 143
@@ -266,7 +266,7 @@ class TestLifelines:
 
     def test_a_task_without_its_supervisor_is_killed_if_it_does_not_stop(self, trainers: Any, pipe: tuple[int, int]) -> None:
         reading, writing = pipe
-        run = trainers.start_parent(*IGNORES_SIGTERM, lifeline=reading, pass_fds=(reading,), timeouts={"supervisor_lost": 0.3})
+        run = trainers.start_parent(*IGNORES_SIGTERM, lifeline=reading, pass_fds=(reading,), timeouts={"kill_after_supervisor_lost": 0.3})
         run.line("ready")
         os.close(writing)
         assert run.code() == 137

@@ -50,7 +50,7 @@ class TestPeers:
     def test_a_task_that_has_reached_all_peers_reports_that_no_step_follows(self, trainers: Any, ports: Any) -> None:
         reachable = ports.address()
         ports.listen(reachable)
-        run = trainers.start_parent(*GRACEFUL, awaited={"ps-0": reachable}, trains=True, timeouts={"stalled": 0.2})
+        run = trainers.start_parent(*GRACEFUL, awaited={"ps-0": reachable}, trains=True, timeouts={"no_step_report": 0.2})
         waiting = run.event("waiting", 2)
         assert waiting["missing"] == []
         assert waiting["seconds"] >= 0.4
@@ -69,7 +69,7 @@ class TestPeers:
 
     def test_it_ends_at_the_deadline_and_names_the_missing_peers(self, trainers: Any, ports: Any, golden: Golden) -> None:
         address = ports.address()
-        run = trainers.start_parent(*IGNORES_SIGTERM, awaited={"ps-1": address}, timeouts={"start": 0.5, "ending": 0.2})
+        run = trainers.start_parent(*IGNORES_SIGTERM, awaited={"ps-1": address}, timeouts={"start": 0.5, "kill_after": 0.2})
         child = int(run.line("ready"))
         assert run.code() == 75
         failed = run.event("failed")

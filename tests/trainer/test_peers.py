@@ -260,7 +260,7 @@ def test_a_missing_step_is_reported_repeatedly_once_all_peers_are_reached(clocke
         waiting=lambda missing, seconds: reports.append((missing, seconds)),
         complete=lambda _seconds: None,
         timed_out=lambda _missing: pytest.fail("the peer was reachable"),
-        stalled=60,
+        no_step_report=60,
     )
     clocked.advance(3)
     prober.reachable.add("a:1")

@@ -77,7 +77,7 @@ def test_restart_kills_the_task_starts_it_again_and_counts(trainers: Any, tmp_pa
 
 def test_the_attempt_after_a_stall_is_not_taken_for_the_killed_one(trainers: Any, tmp_path: Path) -> None:
     program = "trains()\nif os.environ['TRAINER_ATTEMPT'] == '1': hangs()\nfor _ in range(6): trains(); time.sleep(0.2)"
-    run = trainers.start_parent(*write(tmp_path, program), stalls=stalls(on_stall="restart"), timeouts={"killed": 0.5})
+    run = trainers.start_parent(*write(tmp_path, program), stalls=stalls(on_stall="restart"), timeouts={"reap_timeout": 0.5})
     assert run.code() == 0
     assert not run.events("failed")
 
