@@ -10,7 +10,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from trainer import error_file, silent_import, tracebacks
+from trainer import captured_import, error_file, tracebacks
 from trainer.event_loop import EventLoop
 from trainer.events import EVENTS_FD
 from trainer.exit_codes import ExitCode
@@ -51,7 +51,7 @@ class Child:
         self.kill_reason, self.is_done, self._start_error = "", False, ""
         if self._error_file:
             error_file.clear(self._error_file)
-            silent_import.take_left_behind(self._error_file)
+            captured_import.take_captured_output(self._error_file)
         self._output.begin()
         environment = {**os.environ, **library_path(), **self._job.environment, "TRAINER_ATTEMPT": str(attempt)}
         if self._error_file:
@@ -94,7 +94,7 @@ class Child:
             detail = "its exit code was 0, and its work was not done: code in it has ended it, as os._exit does"
             return int(ExitCode.FINAL_FAILURE), detail, error_file.ENDED_FROM_INSIDE
         detail, fingerprint = error_file.last_line(self._error_file), error_file.fingerprint(self._error_file)
-        if self._error_file and (held := silent_import.take_left_behind(self._error_file)):
+        if self._error_file and (held := captured_import.take_captured_output(self._error_file)):
             self._output.write(f"{held}\n")
             detail = detail or held.splitlines()[-1]
         if detail or fingerprint or self._job.runs_built_in_trainer or code != ExitCode.FAILURE:

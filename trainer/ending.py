@@ -27,7 +27,7 @@ _POLL_INTERVAL = 1.0  # seconds between two questions of a task
 _TASKS_PER_SECOND = 100  # requests to the leader for which its load is planned: the tasks of a larger cluster poll less often
 _TIMEOUT = 2.0  # seconds to wait for an answer
 _MAX_MESSAGE = 4096  # of a question or an answer
-# Seconds at most for which a leader waits until all tasks are notified, or for which a failed required task polls a silent leader.
+# Seconds at most for which a leader waits until all tasks are notified, or for which a failed required task polls a leader that does not answer.
 NOTIFY_TIMEOUT = 60.0
 # The leader's limit if it is asked to stop, or if the run failed and each remaining task has polled before; longer if tasks poll less often.
 _SHORT_NOTIFY_TIMEOUT = 5.0
@@ -150,16 +150,16 @@ class Leader:
     def succeed(self, then: Callable[[Status], None]) -> None:
         """End the run with success once the required tasks are done; call `then`, once, when all others are notified, or after a time-out.
 
-        The run fails instead if a required task has failed for good, or has been silent for `orphan_timeout`.
+        The run fails instead if a required task has failed for good, or has not asked for `orphan_timeout`.
         """
         now = time.monotonic()
         self._awaited_from = min(self._awaited_from, now)
         missing = self._own.required - self._done
-        silent = {name for name in missing if now - self._last_asked.get(name, self._awaited_from) > self._own.orphan_timeout}
+        lost = {name for name in missing if now - self._last_asked.get(name, self._awaited_from) > self._own.orphan_timeout}
         failed = missing & self._failed
-        if failed or silent:
-            self._notified |= silent  # no further wait for them
-            self.fail(f"{min(failed)} has failed" if failed else f"{min(silent)} was gone for {self._own.orphan_timeout:g} s", then)
+        if failed or lost:
+            self._notified |= lost  # no further wait for them
+            self.fail(f"{min(failed)} has failed" if failed else f"{min(lost)} was gone for {self._own.orphan_timeout:g} s", then)
         elif missing:
             self._loop.call_later(_CHECK_INTERVAL, lambda: self.succeed(then))
         else:
@@ -236,7 +236,7 @@ class Follower:
         self._poll_now.set()
 
     def _poll(self) -> None:
-        reported = answered = silent = False
+        reported = answered = is_unreachable = False
         seen = time.monotonic()
         while True:
             self._poll_now.wait(self._own.interval)
@@ -253,17 +253,17 @@ class Follower:
             # The leader's program may answer while its parent does not.
             if status is not None or (not answered and _connects(self._own.leader_program_address)):
                 answered, seen = answered or status is not None, time.monotonic()
-                if silent:
-                    silent = False
+                if is_unreachable:
+                    is_unreachable = False
                     self._call(partial(self._callbacks.notice, message=f"{self._own.leader} answers again"))
                 continue
             limit = self._own.orphan_timeout if answered else max(self._own.start_timeout, self._own.orphan_timeout)
-            silence = time.monotonic() - seen
-            if silence >= limit:
+            unreachable_for = time.monotonic() - seen
+            if unreachable_for >= limit:
                 reported = True
                 self._call(partial(self._callbacks.leader_lost, limit))
-            elif silence >= limit / 10 and not silent and answered:
-                silent = True
+            elif unreachable_for >= limit / 10 and not is_unreachable and answered:
+                is_unreachable = True
                 message = f"{self._own.leader} ({self._own.leader_address}) does not answer; this task ends if that lasts {limit:g} s"
                 self._call(partial(self._callbacks.notice, message=message))
 

@@ -16,7 +16,7 @@ import time
 from collections.abc import Sequence
 from typing import Any, Dict, Protocol
 
-from trainer.stack_reading import Activity, no_progress
+from trainer.stack_reading import Activity, no_progress_message
 
 Event = Dict[str, Any]
 
@@ -187,15 +187,15 @@ def _progress(event: Event) -> str:
     return "  ".join(filter(None, parts))
 
 
-def first_step(seconds: float, doing: Activity) -> str:
+def first_step_message(seconds: float, activity: Activity) -> str:
     """Return the message for a task without a first step `seconds` after all peers were reached, with its activity."""
     text = f"waiting for the first step: every peer was reached {seconds:.0f} s ago, and no step has been made since"
-    return "; it is ".join(filter(None, (text, str(doing))))
+    return "; it is ".join(filter(None, (text, str(activity))))
 
 
 def stalled(event: Event) -> str:
     """Return the message of an event `stalled`."""
-    return no_progress(event["seconds"], Activity(event["doing"], event["place"]))
+    return no_progress_message(event["seconds"], Activity(event["doing"], event["place"]))
 
 
 def _save_failed(event: Event) -> str:
@@ -217,7 +217,7 @@ def render(event: Event) -> str:
     if kind == "save_failed":
         return _save_failed(event)
     if kind == "waiting" and not event["missing"]:
-        return first_step(event["seconds"], Activity(event.get("doing", "unknown"), event.get("place", "")))
+        return first_step_message(event["seconds"], Activity(event.get("doing", "unknown"), event.get("place", "")))
     if kind == "waiting":
         missing = ", ".join(f"{m['task']} ({m['address']}: {m['reason']})" for m in event["missing"])
         more = f" and {event['more']} more" if event.get("more") else ""

@@ -21,10 +21,10 @@ from trainer.events import FORWARDED, Event, join_names
 from trainer.exit_codes import SIGNAL_BASE, ExitCode, exit_code_of
 from trainer.output import Output
 from trainer.parent_job import ParentJob
-from trainer.peers import MAX_LISTED, AddressWatch, ConnectionProber, PeerWait
+from trainer.peers import MAX_LISTED, ConnectionProber, PeerWait, ReachabilityMonitor
 from trainer.restarts import End, History, RestartInPlace, cause_of, decide_restart
 from trainer.stacks import Stacks
-from trainer.stalls import StallWatch
+from trainer.stalls import StallDetector
 
 Report = Callable[..., None]
 
@@ -78,14 +78,14 @@ class _Parent:
         self._recovery: Timer | None = None
         self._backoff: Timer | None = None
         self._peer_wait: PeerWait | None = None
-        self._chief_watch: AddressWatch | None = None  # until the task ends
-        self._workers_watch: AddressWatch | None = None  # until the end of an attempt that has reached all workers
+        self._chief_monitor: ReachabilityMonitor | None = None  # until the task ends
+        self._workers_monitor: ReachabilityMonitor | None = None  # until the end of an attempt that has reached all workers
         self._peers_missing = False
         self._connected_at: float | None = None  # when this attempt had reached every peer
         self._stopping = False
         self._signals = 0
         self._end_cause: tuple[str, str] | None = None  # cause and detail, once the parent has decided to end the task
-        self._stall_watch = StallWatch(job, report, loop, stacks, self._prober, self._kill_stalled)
+        self._stall_detector = StallDetector(job, report, loop, stacks, self._prober, self._kill_stalled)
         self._stall_reason = ""  # the stall for which the attempt was killed
         self._exit_code = int(ExitCode.FAILURE)
         self._leader: Leader | None = None
@@ -106,7 +106,7 @@ class _Parent:
             loop.on_ready(self._job.lifeline, selectors.EVENT_READ, self._lifeline_ready)
         if self._job.member is not None:
             self._join(self._job.member)
-        self._output.on_event, self._output.on_output = self._on_event, self._stall_watch.on_output
+        self._output.on_event, self._output.on_output = self._on_event, self._stall_detector.on_output
         self._output.attach(loop)
         try:
             loop.call_later(0, self._start)
@@ -126,7 +126,7 @@ class _Parent:
         if self._child.pid is None:
             self._ended(int(ExitCode.FAILURE))
             return
-        self._stall_watch.begin(self._child.pid)
+        self._stall_detector.begin(self._child.pid)
         self._report("started", attempt=self._attempt, role=self._job.role, pid=self._child.pid)
         if self._job.runs_built_in_trainer:
             from trainer.unreaped import Unreaped
@@ -147,8 +147,8 @@ class _Parent:
             complete=self._peers_connected,
             timed_out=self._peers_timed_out,
         )
-        if self._chief_watch is None and self._job.watched_chief is not None:
-            self._chief_watch = self._watch_for("the chief", (self._job.watched_chief,), "the chief answers again", timeouts.kill_after)
+        if self._chief_monitor is None and self._job.watched_chief is not None:
+            self._chief_monitor = self._watch_for("the chief", (self._job.watched_chief,), "the chief answers again", timeouts.kill_after)
 
     def _reap(self) -> None:
         code = self._child.reap()
@@ -156,9 +156,9 @@ class _Parent:
             self._ended(code)
 
     def _ended(self, code: int) -> None:
-        for watch in (self._peer_wait, self._workers_watch, self._recovery, self._stall_watch):
-            if watch is not None:
-                watch.cancel()
+        for one in (self._peer_wait, self._workers_monitor, self._recovery, self._stall_detector):
+            if one is not None:
+                one.cancel()
         self._output.take()
         # SIGKILL after a stall does not mean that memory ran out.
         code, detail, fingerprint = (int(ExitCode.FAILURE), self._stall_reason, "") if self._stall_reason else self._child.diagnose(code)
@@ -184,7 +184,7 @@ class _Parent:
 
     def _on_event(self, event: Event) -> None:
         """Forward the events of the training process; note a newer checkpoint, from which a restart resumes."""
-        self._stall_watch.on_event(event)
+        self._stall_detector.on_event(event)
         if event["event"] not in FORWARDED:
             return
         with contextlib.suppress(KeyError, TypeError, ValueError, AttributeError):  # a program's own event may lack fields of its line
@@ -431,7 +431,7 @@ class _Parent:
         """Stop a server once its chief, which saves its state, is gone."""
         self._child.notify_stop()
         self._loop.call_later(self._job.timeouts.server_stop, self._child.terminate)
-        AddressWatch(self._loop, self._prober, [address], timeout=_CHIEF_TIMEOUT, on_timeout=lambda _reason: self._child.terminate())
+        ReachabilityMonitor(self._loop, self._prober, [address], timeout=_CHIEF_TIMEOUT, on_timeout=lambda _reason: self._child.terminate())
 
     def _kill_unless_training(self) -> None:
         if self._peers_missing:
@@ -462,14 +462,14 @@ class _Parent:
         if missing:
             report(timeout=self._job.timeouts.start)
         else:
-            self._stall_watch.ask(lambda doing: report(doing=doing.kind, place=doing.detail))
+            self._stall_detector.ask(lambda activity: report(doing=activity.kind, place=activity.detail))
 
     def _peers_connected(self, seconds: float) -> None:
         self._peers_missing = False
         self._connected_at = time.monotonic()
         if self._job.watched_workers:
             within = max(self._job.timeouts.kill_after_while_saving, self._job.timeouts.orphan)
-            self._workers_watch = self._watch_for("every worker", self._job.watched_workers, "a worker answers again", within)
+            self._workers_monitor = self._watch_for("every worker", self._job.watched_workers, "a worker answers again", within)
         if seconds >= self._job.timeouts.first_report_after:
             self._report("notice", message=f"every peer was reached, the last after {seconds:.1f} s")
             if not self._job.runs_built_in_trainer:  # a training process of ours reports it itself, once its model is built
@@ -480,20 +480,20 @@ class _Parent:
         named = join_names([f"{peer['task']} ({peer['address']}: {peer['reason']})" for peer in missing], MAX_LISTED)
         self._end_task(f"peers were not there after {timeouts.start:g} s", f"missing: {named}", timeouts.kill_after)
 
-    def _watch_for(self, name: str, addresses: tuple[str, ...], answer_notice: str, within: float) -> AddressWatch:
+    def _watch_for(self, name: str, addresses: tuple[str, ...], answer_notice: str, within: float) -> ReachabilityMonitor:
         """End the task, as `_end_task` does, when no address has accepted a connection for limits.orphan_timeout."""
         orphan = self._job.timeouts.orphan
         shown = join_names(addresses, MAX_LISTED)
 
-        def report_silence(reason: str) -> None:
+        def report_unreachable(reason: str) -> None:
             self._report("notice", message=f"{name} ({shown}) does not answer: {reason}; this task ends if that lasts {orphan:g} s")
 
-        return AddressWatch(
+        return ReachabilityMonitor(
             self._loop,
             self._prober,
             addresses,
             timeout=orphan,
-            on_silent=report_silence,
+            on_unreachable=report_unreachable,
             on_answer=lambda: self._report("notice", message=answer_notice),
             on_timeout=lambda reason: self._end_task(f"{name} was gone for {orphan:g} s", f"{shown}: {reason}", within),
         )

@@ -268,10 +268,10 @@ class PeerWait:
         self._timed_out(self.missing)
 
 
-class AddressWatch:
+class ReachabilityMonitor:
     """Watches addresses until it is cancelled; calls `on_timeout(reason)` when none has accepted a connection for `timeout` seconds.
 
-    `on_silent(reason)` is called once all have been silent for a tenth of that, `on_answer()` when one answers again. The reason is
+    `on_unreachable(reason)` is called once none has for a tenth of that, `on_answer()` when one answers again. The reason is
     that of one address.
     """
 
@@ -283,16 +283,16 @@ class AddressWatch:
         *,
         timeout: float,
         on_timeout: Callable[[str], None],
-        on_silent: Callable[[str], None] = lambda _reason: None,
+        on_unreachable: Callable[[str], None] = lambda _reason: None,
         on_answer: Callable[[], None] = lambda: None,
     ) -> None:
         self._loop, self._prober = loop, prober
         self._addresses = list(addresses)  # the one that answered last comes first
         self._timeout = timeout
         self._interval = min(5.0, timeout / 5)
-        self._on_silent, self._on_answer, self._on_timeout = on_silent, on_answer, on_timeout
+        self._on_unreachable, self._on_answer, self._on_timeout = on_unreachable, on_answer, on_timeout
         self._last_seen = self._loop.now()
-        self._silent = False
+        self._is_unreachable = False
         self._done = False
         self._ask()
 
@@ -301,7 +301,7 @@ class AddressWatch:
         self._done = True
 
     def _ask(self) -> None:
-        """Ask the address that answered last; if it is silent, ask all the others at once."""
+        """Ask the address that answered last; if it is unreachable, ask all the others at once."""
         if self._done:
             return
         first, *others = self._addresses
@@ -315,18 +315,18 @@ class AddressWatch:
         self._prober.ask(first, answered)
 
     def _ask_all(self, addresses: list[str], reason: str) -> None:
-        silent = 0
+        unreachable = 0
         answered_once = False
 
         def answered(address: str, answer: ConnectError) -> None:
-            nonlocal silent, answered_once
-            silent += answer is not None
+            nonlocal unreachable, answered_once
+            unreachable += answer is not None
             if answer is None and not answered_once:
                 answered_once = True
                 self._addresses.remove(address)
                 self._addresses.insert(0, address)
                 self._received(None)
-            elif silent == len(addresses):
+            elif unreachable == len(addresses):
                 self._received(reason)
 
         for address in addresses:
@@ -336,16 +336,16 @@ class AddressWatch:
         if self._done:
             return
         now = self._loop.now()
-        silence = now - self._last_seen
+        unreachable_for = now - self._last_seen
         if reason is None:
             self._last_seen = now
-            if self._silent:
-                self._silent = False
+            if self._is_unreachable:
+                self._is_unreachable = False
                 self._on_answer()
-        elif silence >= self._timeout:
+        elif unreachable_for >= self._timeout:
             self._on_timeout(reason)
             return
-        elif silence >= self._timeout / 10 and not self._silent:
-            self._silent = True
-            self._on_silent(reason)
+        elif unreachable_for >= self._timeout / 10 and not self._is_unreachable:
+            self._is_unreachable = True
+            self._on_unreachable(reason)
         self._loop.call_later(self._interval, self._ask)

@@ -55,9 +55,9 @@ class Activity:
         return ", ".join(filter(None, (WORDS.get(self.kind, self.kind), self.detail)))
 
 
-def no_progress(seconds: float, doing: Activity) -> str:
+def no_progress_message(seconds: float, activity: Activity) -> str:
     """Return the message that a task makes no progress, with its activity."""
-    return ": ".join(filter(None, (f"no progress for {seconds:.0f} s", str(doing))))
+    return ": ".join(filter(None, (f"no progress for {seconds:.0f} s", str(activity))))
 
 
 def threads(stacks: str) -> list[list[Frame]]:
@@ -68,7 +68,7 @@ def threads(stacks: str) -> list[list[Frame]]:
     ]
 
 
-def activity(stacks: str) -> Activity:
+def read_activity(stacks: str) -> Activity:
     """Return the activity of the process with these stacks.
 
     The user's code in the main thread comes first, then that in a thread by which TensorFlow calls Python, then a wait for other tasks.

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from trainer.event_loop import EventLoop, Timer
 from trainer.output import STDOUT
 from trainer.process_group import is_stopped
-from trainer.stack_reading import Activity, activity, no_progress
+from trainer.stack_reading import Activity, no_progress_message, read_activity
 from trainer.tf_config import split_address
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ _INVESTIGATION_INTERVAL = 30.0  # seconds between two investigations of a proces
 _PROBE_TIMEOUT = 5.0  # seconds
 
 
-class StallWatch:
+class StallDetector:
     """Watches one attempt of a task after the other; reports `stalled`, `resumed`, and `busy` if something takes long and continues.
 
     `end(cause)` is called if `on_stall` is not `tell`, unless the task only waits for other tasks; a chief that waits for its servers is
@@ -180,7 +180,7 @@ class StallWatch:
         def answered(name: str, problem: str | None) -> None:
             unanswered.discard(name)
             if problem is not None:
-                self._investigating = False  # a peer is gone, which PeerWait and AddressWatch handle
+                self._investigating = False  # a peer is gone, which PeerWait and ReachabilityMonitor handle
             elif not unanswered and self._investigating:
                 self._stacks.ask(lambda stacks: self._on_stacks(stacks, last))
 
@@ -190,35 +190,35 @@ class StallWatch:
             self._stacks.ask(lambda stacks: self._on_stacks(stacks, last))
 
     def _on_stacks(self, stacks: list[ProcessStacks], last: float) -> None:
-        doing = self._activity_of(stacks)
-        if doing.kind == "peers" and self._job.watched_workers:
+        activity = self._activity_of(stacks)
+        if activity.kind == "peers" and self._job.watched_workers:
             threading.Thread(target=self._probe_servers, args=(last,), name="stall", daemon=True).start()
         else:
-            self._judge(doing, last)
+            self._judge(activity, last)
 
     def _activity_of(self, stacks: list[ProcessStacks]) -> Activity:
         ordered = sorted(stacks, key=lambda process: process.pid != self._pid)  # the process itself before those that it has started
-        return next((activity(process.stacks) for process in ordered if process.stacks), Activity("silent" if stacks else "unknown"))
+        return next((read_activity(process.stacks) for process in ordered if process.stacks), Activity("silent" if stacks else "unknown"))
 
     def _probe_servers(self, last: float) -> None:
-        silent = [name for name, address in self._job.awaited.items() if not _responds(address)]
-        doing = Activity("servers", ", ".join(silent)) if silent else Activity("peers")
-        self._loop.call_from_thread(partial(self._judge, doing, last))
+        unresponsive = [name for name, address in self._job.awaited.items() if not _responds(address)]
+        activity = Activity("servers", ", ".join(unresponsive)) if unresponsive else Activity("peers")
+        self._loop.call_from_thread(partial(self._judge, activity, last))
 
-    def _judge(self, doing: Activity, last: float) -> None:
+    def _judge(self, activity: Activity, last: float) -> None:
         self._investigating = False
         seconds = time.monotonic() - last
-        if self._pid is not None and self._last_progress == last and (doing.kind != "compiling" or seconds >= _MIN_FIRST_LIMIT):
-            self._handle_stall(seconds, doing)
+        if self._pid is not None and self._last_progress == last and (activity.kind != "compiling" or seconds >= _MIN_FIRST_LIMIT):
+            self._handle_stall(seconds, activity)
 
-    def _handle_stall(self, seconds: float, doing: Activity) -> None:
+    def _handle_stall(self, seconds: float, activity: Activity) -> None:
         lasts = seconds >= 2 * self.limit()
         if not self._stalled or (lasts and not self._reported_again):
             self._stalled, self._reported_again = True, lasts
-            self._emit("stalled", seconds, step=self._step, doing=doing.kind, place=doing.detail)
-            waits = doing.kind in _WAITS and not (lasts and self._job.watched_workers)
+            self._emit("stalled", seconds, step=self._step, doing=activity.kind, place=activity.detail)
+            waits = activity.kind in _WAITS and not (lasts and self._job.watched_workers)
             if self._job.stalls.on_stall != "tell" and not waits:
-                self._end(no_progress(seconds, doing))
+                self._end(no_progress_message(seconds, activity))
 
     def _emit(self, kind: str, seconds: float, **fields: Any) -> None:
         self._report(kind, seconds=round(seconds, 1), **fields)

@@ -13,12 +13,12 @@ from types import FrameType
 from typing import NoReturn
 
 from trainer import error_file, parent_death, stack_signal, user_errors
+from trainer.captured_import import capture_import
 from trainer.error_line import error_line
 from trainer.events import Reporter
 from trainer.exit_codes import ExitCode
 from trainer.port_holder import PortHolder
 from trainer.settings import TrainerSettings
-from trainer.silent_import import importing_silently
 from trainer.strategies import SERVER_STRATEGIES, STRATEGIES
 from trainer.tf_config import TaskConfig, parse
 
@@ -63,7 +63,7 @@ ENVIRONMENT = {
     "TF_CPP_MIN_LOG_LEVEL": "2",
     # Allocate a GPU's memory as needed, not all at once: tasks may share a GPU. TensorFlow's servers have no other setting for it.
     "TF_FORCE_GPU_ALLOW_GROWTH": "true",
-    # TensorFlow's own default on x86. TensorFlow logs it nevertheless, see silent_import.py.
+    # TensorFlow's own default on x86. TensorFlow logs it nevertheless, see captured_import.py.
     "TF_ENABLE_ONEDNN_OPTS": "1",
     # Once a worker has come back, TensorFlow has the next call on each worker wait until no call is in progress. Synchronous rounds
     # wait for each worker, so there would be a deadlock. That wait is not needed: a call uses only resources of its own worker.
@@ -99,7 +99,7 @@ def _import_and_run(
     task: TaskConfig, settings: TrainerSettings, port: PortHolder, report: Reporter, stop: StopFlag, began: float
 ) -> ExitCode:
     try:
-        with importing_silently():
+        with capture_import():
             from trainer import roles
 
             roles.import_for(settings.strategy, task.role)

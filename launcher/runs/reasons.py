@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from launcher.runs.progress import integer, number, text
 from launcher.runs.status import RunStatus, State
-from trainer.events import Event, first_step
+from trainer.events import Event, first_step_message
 from trainer.exit_codes import SIGKILL, describe
 from trainer.stack_reading import Activity
 
@@ -59,7 +59,7 @@ def waiting_reason(event: Event) -> str:
     """Return the reason of a task that waits, from its event `waiting`."""
     missing = event.get("missing")
     if missing == [] and (seconds := number(event, "seconds")) is not None:
-        return first_step(seconds, Activity(text(event, "doing"), text(event, "place")))
+        return first_step_message(seconds, Activity(text(event, "doing"), text(event, "place")))
     names = [str(peer.get("task")) for peer in missing if isinstance(peer, dict)] if isinstance(missing, list) else []
     return f"waiting for {', '.join(names)}" if names else "waiting for peers"
 

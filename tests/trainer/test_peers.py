@@ -11,7 +11,7 @@ import pytest
 from tests.trainer.clocked import FakeClockLoop, FakeProber
 from trainer import peers
 from trainer.event_loop import EventLoop
-from trainer.peers import AddressWatch, ConnectionProber, PeerWait, awaited, connect_error, watched_chief, watched_workers
+from trainer.peers import ConnectionProber, PeerWait, ReachabilityMonitor, awaited, connect_error, watched_chief, watched_workers
 from trainer.strategies import Strategy
 from trainer.tf_config import TaskConfig, parse
 
@@ -187,12 +187,12 @@ class Watched:
     def __init__(self, loop: FakeClockLoop, addresses: list[str], timeout: float) -> None:
         self.prober, self.events = FakeProber(loop), list[str]()
         self.prober.reachable |= set(addresses)
-        self.watch = AddressWatch(
+        self.watch = ReachabilityMonitor(
             loop,
             self.prober,
             addresses,
             timeout=timeout,
-            on_silent=lambda reason: self.events.append(f"lost: {reason}"),
+            on_unreachable=lambda reason: self.events.append(f"lost: {reason}"),
             on_answer=lambda: self.events.append("back"),
             on_timeout=lambda reason: self.events.append(f"gone: {reason}"),
         )

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 import trainer
-from trainer.stack_reading import activity
+from trainer.stack_reading import read_activity
 
 OWN = str(Path(trainer.__file__).parent)
 
@@ -80,8 +80,8 @@ def stacks(*threads: list[tuple[str, int, str]]) -> str:
     ],
 )
 def test_the_stacks_show_the_activity_of_a_task(threads: list[list[tuple[str, int, str]]], expected: str) -> None:
-    assert str(activity(stacks(*threads))).partition(", func_graph")[0] == expected
+    assert str(read_activity(stacks(*threads))).partition(", func_graph")[0] == expected
 
 
 def test_a_process_that_writes_nothing_is_silent() -> None:
-    assert activity("").kind == "silent"
+    assert read_activity("").kind == "silent"

@@ -58,9 +58,9 @@ def driven(module: str, count: int) -> Iterator[list[Task]]:
 
 def import_frameworks() -> None:
     """Import Keras and TensorFlow as the trainer does: without announcements, and so that the garbage collector skips their objects."""
-    from trainer.silent_import import importing_silently
+    from trainer.captured_import import capture_import
 
-    with importing_silently():
+    with capture_import():
         import keras  # noqa: F401
         import tensorflow  # noqa: F401, ICN001
 

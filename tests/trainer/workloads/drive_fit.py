@@ -65,9 +65,9 @@ def _cluster(strategy: str, task: tuple[str, ...]) -> Iterator[list["subprocess.
 
 
 def train_all(strategy: str) -> dict[str, Any]:
-    from trainer.silent_import import importing_silently
+    from trainer.captured_import import capture_import
 
-    with importing_silently():
+    with capture_import():
         import keras  # noqa: F401
         import tensorflow  # noqa: F401, ICN001
 

@@ -100,9 +100,9 @@ def _others(strategy: str, scratch: str, tf_config: str) -> Iterator[tuple[str, 
 
 
 def train_all(strategy: str, scratch: str, tf_config: str) -> dict[str, Any]:
-    from trainer.silent_import import importing_silently
+    from trainer.captured_import import capture_import
 
-    with importing_silently():  # as the trainer does: the garbage collector then ignores imported objects
+    with capture_import():  # as the trainer does: the garbage collector then ignores imported objects
         import keras  # noqa: F401
         import tensorflow as tf
 

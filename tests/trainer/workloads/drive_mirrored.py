@@ -15,9 +15,9 @@ STEPS = 12
 
 
 def main(scratch: str) -> None:
-    from trainer.silent_import import importing_silently
+    from trainer.captured_import import capture_import
 
-    with importing_silently():  # as the trainer does: the garbage collector then ignores imported objects
+    with capture_import():  # as the trainer does: the garbage collector then ignores imported objects
         import keras  # noqa: F401
         import tensorflow  # noqa: F401, ICN001
 

@@ -16,7 +16,7 @@ from trainer.engine.embeddings.layers import LayerCall, Table
 from trainer.engine.embeddings.server_rows import GroupLookup, RowRange, TableGroup
 from trainer.engine.embeddings.table_parts import TableParts
 from trainer.engine.job import Job
-from trainer.engine.parameter_server.row_holder import rows_file
+from trainer.engine.parameter_server.restart_on_chief_exit import rows_file
 from trainer.engine.parameter_server.state import PackGroup, device
 from trainer.engine.parameter_server.worker_pool import translate_peer_errors
 from trainer.engine.session import PeerLostError, cause

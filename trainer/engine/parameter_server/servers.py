@@ -11,7 +11,7 @@ from pathlib import Path
 from types import FrameType
 
 from trainer.engine.parameter_server.bare_server import server_class
-from trainer.engine.parameter_server.row_holder import ChiefWatch
+from trainer.engine.parameter_server.restart_on_chief_exit import RestartOnChiefExit
 from trainer.socket_filter import restrict_to_loopback
 from trainer.tf_config import TaskConfig
 
@@ -20,8 +20,8 @@ _TRIES = 3  # to notify a server
 _DELIVERY_TIMEOUT = 10.0  # seconds; a server that the message does not reach by then ends after its orphan timeout
 # Contents of a stop file: the run is done; or its chief has saved, and no longer needs this server, which was asked to stop.
 _DONE, _SAVED = "done", "saved"
-_SAME_STOP = 0.4  # seconds after SIGURG in which SIGTERM is of the same stop; the parent itself waits longer
-_LONE = 2.0  # seconds after SIGTERM in which SIGURG of the same stop may come
+_SAME_STOP_SECONDS = 0.4  # after SIGURG, in which SIGTERM is of the same stop; the parent's own comes later (parent.py:_CHIEF_TIMEOUT)
+_SIGURG_DELAY = 2.0  # seconds after SIGTERM in which SIGURG of the same stop may come
 # Seconds that a server continues after it was asked to stop. A worker has no state, but a chief that is asked at the same time ends its
 # calls first; a ps waits for its chief, as long as its parent allows.
 _STOP_DELAY = {"worker": 3.0, "ps": math.inf}
@@ -53,7 +53,9 @@ def serve(task: TaskConfig, scratch_dir: str, stop_requested: Callable[[], bool]
     if os.environ.get("TRAINER_ATTEMPT", "1") == "1":
         stop_path.unlink(missing_ok=True)  # of an earlier run; a later attempt may find its own
     cluster = {role: list(addresses) for role, addresses in task.cluster.items()}
-    chief_watch = ChiefWatch(task, scratch_dir) if task.role == "ps" else None  # before a chief can write the file that it looks for
+    restart_check = (
+        RestartOnChiefExit(task, scratch_dir) if task.role == "ps" else None
+    )  # before a chief can write the file that it looks for
     # The name keeps it alive: TensorFlow shuts down a server that has no reference.
     _server = server_class()(cluster, job_name=task.role, task_index=task.index, protocol="grpc", start=True)
     restrict_to_loopback(task.address)
@@ -65,8 +67,8 @@ def serve(task: TaskConfig, scratch_dir: str, stop_requested: Callable[[], bool]
                 leaving.touch()
         if signals.must_end or (until is not None and time.monotonic() > until):
             return False
-        if chief_watch is not None:
-            chief_watch.poll()
+        if restart_check is not None:
+            restart_check.poll()
         time.sleep(_POLL_INTERVAL)
     stop_path.unlink(missing_ok=True)
     return message == _DONE
@@ -98,8 +100,8 @@ class _Signals:
         if len(self._terminations) != 1:
             return bool(self._terminations)  # the parent repeats it
         if self.stop_requested_at is None:
-            return time.monotonic() - self._terminations[0] > _LONE
-        return self._terminations[0] - self.stop_requested_at > _SAME_STOP
+            return time.monotonic() - self._terminations[0] > _SIGURG_DELAY
+        return self._terminations[0] - self.stop_requested_at > _SAME_STOP_SECONDS
 
 
 def _read_message(file: Path) -> str:

@@ -17,7 +17,7 @@ _ANNOUNCEMENTS = (b"WARNING: All log messages before absl::InitializeLog()", b"I
 
 
 @contextlib.contextmanager
-def importing_silently() -> Iterator[None]:
+def capture_import() -> Iterator[None]:
     """Hold back output to stderr inside, then write it without TensorFlow's announcements.
 
     These are absl's warning about its log and the line `I0000` about oneDNN. Both are written before any log level is read, and no setting
@@ -47,7 +47,7 @@ def importing_silently() -> Iterator[None]:
             gc.enable()
 
 
-def take_left_behind(error_path: Path) -> str:
+def take_captured_output(error_path: Path) -> str:
     """Return and delete the lines that a process held back when it died inside, e.g. by an abort in C; empty if it did not die there."""
     path = _path(error_path)
     try:

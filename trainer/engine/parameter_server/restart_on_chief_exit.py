@@ -38,7 +38,7 @@ def _restart_process() -> None:
     os.execve(sys.executable, sys.orig_argv, environment)  # noqa: S606 - this very program
 
 
-class ChiefWatch:
+class RestartOnChiefExit:
     """Checks, at each `poll`, whether the chief is alive whose rows this ps holds."""
 
     def __init__(self, task: TaskConfig, scratch_dir: str) -> None:

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from trainer.engine.parameter_server.row_holder import rows_file
+from trainer.engine.parameter_server.restart_on_chief_exit import rows_file
 
 PS = """
 import os, sys, time
-from trainer.engine.parameter_server.row_holder import ChiefWatch
+from trainer.engine.parameter_server.restart_on_chief_exit import RestartOnChiefExit
 from trainer.tf_config import parse
-holder = ChiefWatch(parse(sys.argv[1]), sys.argv[2])
+holder = RestartOnChiefExit(parse(sys.argv[1]), sys.argv[2])
 print("begins", os.getpid(), flush=True)
 while True:
     holder.poll()
