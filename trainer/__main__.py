@@ -26,10 +26,10 @@ if typing.TYPE_CHECKING:
     from typing import Union
 
     from trainer.command_settings import CommandSettings
-    from trainer.ending import Member
     from trainer.parent import Report
     from trainer.parent_job import ParentJob
     from trainer.restarts import Policy
+    from trainer.run_end import RunEndTask
     from trainer.settings import TrainerSettings
     from trainer.tf_config import TaskConfig
 
@@ -292,7 +292,7 @@ def _job(task: TaskConfig, settings: Settings | None, command: list[str] | None,
         awaited=awaited(task, strategy),
         watched_chief=None if command else watched_chief(task, strategy),
         watched_workers=() if command else watched_workers(task, strategy),
-        member=_member(task, settings) if command and settings else None,
+        run_end_task=_run_end_task(task, settings) if command and settings else None,
         lifeline=lifeline,
         policy=_policy(task, settings, command),
         timeouts=Timeouts(start=settings.start_timeout, orphan=settings.orphan_timeout) if settings else Timeouts(),
@@ -300,18 +300,18 @@ def _job(task: TaskConfig, settings: Settings | None, command: list[str] | None,
     )
 
 
-def _member(task: TaskConfig, settings: Settings) -> Member | None:
-    from trainer import ending
+def _run_end_task(task: TaskConfig, settings: Settings) -> RunEndTask | None:
+    from trainer import run_end
 
-    rules = ending.EndingRules(**dict(settings.ending)) if settings.ending else None
-    member = ending.member(
+    rules = run_end.RunEndRules(**dict(settings.ending)) if settings.ending else None
+    own = run_end.run_end_task(
         rules,
         task,
         run=f"{settings.run}/{settings.spec_digest}",
         has_evaluator=settings.has_evaluator,
         unsupervised=tuple(settings.unsupervised or ()),
     )
-    return member and replace(member, orphan_timeout=settings.orphan_timeout, start_timeout=settings.start_timeout)
+    return own and replace(own, orphan_timeout=settings.orphan_timeout, start_timeout=settings.start_timeout)
 
 
 def _policy(task: TaskConfig, settings: Settings | None, command: list[str] | None) -> Policy:

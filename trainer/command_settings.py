@@ -15,8 +15,8 @@ from dataclasses import MISSING, Field, dataclass, fields
 from pathlib import Path
 from typing import Any, get_args
 
-from trainer.ending import EndingRules
 from trainer.exit_codes import OnStall, RestartWhen
+from trainer.run_end import RunEndRules
 from trainer.strategies import Strategy
 from trainer.tf_config import ConfigurationError
 
@@ -42,7 +42,7 @@ class CommandSettings:
     on_stall: Any = None
     save_timeout: Any = None  # seconds
     grace_period: Any = None  # seconds
-    ending: Any = None  # a mapping of what trainer.ending.EndingRules has
+    ending: Any = None  # a mapping of what trainer.run_end.RunEndRules has
     unsupervised: Any = None  # a list of roles
     train: Any = None
 
@@ -55,7 +55,7 @@ def _is_time(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value) and value > 0
 
 
-_ENDING = tuple(field.name for field in fields(EndingRules))
+_ENDING = tuple(field.name for field in fields(RunEndRules))
 
 
 def _is_ending(value: Any) -> bool:

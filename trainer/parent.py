@@ -15,7 +15,6 @@ from typing import Any, Callable
 
 from trainer import scratch
 from trainer.child import Child
-from trainer.ending import FAILED, NOTIFY_TIMEOUT, RUNNING, SUCCEEDED, Callbacks, Follower, Leader, Member, Status
 from trainer.event_loop import EventLoop, Timer
 from trainer.events import FORWARDED, Event, join_names
 from trainer.exit_codes import SIGNAL_BASE, ExitCode, exit_code_of
@@ -23,6 +22,7 @@ from trainer.output import Output
 from trainer.parent_job import ParentJob
 from trainer.peers import MAX_LISTED, ConnectionProber, PeerWait, ReachabilityMonitor
 from trainer.restarts import End, History, RestartInPlace, cause_of, decide_restart
+from trainer.run_end import FAILED, FOLLOWERS_TIMEOUT, RUNNING, SUCCEEDED, Callbacks, RunEndClient, RunEndServer, RunEndTask, Status
 from trainer.stacks import Stacks
 from trainer.stalls import StallDetector
 
@@ -88,8 +88,8 @@ class _Parent:
         self._stall_detector = StallDetector(job, report, loop, stacks, self._prober, self._kill_stalled)
         self._stall_reason = ""  # the stall for which the attempt was killed
         self._exit_code = int(ExitCode.FAILURE)
-        self._leader: Leader | None = None
-        self._follower: Follower | None = None
+        self._end_server: RunEndServer | None = None
+        self._end_client: RunEndClient | None = None
         self._succeeded = False  # the run has succeeded, however this task ends
         self._exiting = False  # the task has ended, and stays until others know
 
@@ -104,8 +104,8 @@ class _Parent:
         if self._job.lifeline is not None:
             os.set_inheritable(self._job.lifeline, False)
             loop.on_ready(self._job.lifeline, selectors.EVENT_READ, self._lifeline_ready)
-        if self._job.member is not None:
-            self._join(self._job.member)
+        if self._job.run_end_task is not None:
+            self._join(self._job.run_end_task)
         self._output.on_event, self._output.on_output = self._on_event, self._stall_detector.on_output
         self._output.attach(loop)
         try:
@@ -246,14 +246,14 @@ class _Parent:
             self._report("failed", exit_code=int(code), cause=cause, detail=detail, **ended)
             self._exit(code, f"{cause}: {detail}" if detail else cause)
 
-        if self._follower is None or self._stopping or self._end_cause is not None:
+        if self._end_client is None or self._stopping or self._end_cause is not None:
             fail()
         else:  # a program may fail because its leader is about to end
             self._fail_unless_done(fail, time.monotonic() + _RUN_END_WINDOW)
 
     def _fail_unless_done(self, fail: Callable[[], None], until: float) -> None:
         """Fail, unless the leader reports within some seconds that the run has succeeded."""
-        assert self._follower is not None  # noqa: S101 - only called where it is
+        assert self._end_client is not None  # noqa: S101 - only called where it is
 
         def answered(status: Status | None) -> None:
             if self._exiting:
@@ -263,7 +263,7 @@ class _Parent:
             elif status is None or status.state != SUCCEEDED:
                 fail()
 
-        self._follower.ask_now(answered)
+        self._end_client.ask_now(answered)
 
     def _done(self) -> None:
         """Report `done` for a program that reports nothing itself, and exit."""
@@ -274,34 +274,34 @@ class _Parent:
         """Exit with `code`: at once, or once the tasks that wait for this one have been notified."""
         self._exit_code, self._exiting = int(code), True
         restarted = code in _RESTARTED or code >= SIGNAL_BASE or (self._stopping and code != ExitCode.DONE)
-        if self._leader is not None and not restarted:
-            self._notify_all(self._leader, why)
-        elif self._follower is not None and not restarted and not self._succeeded:
-            self._follower.record_end(FAILED if code else SUCCEEDED)
-            if code or not self._member.is_required or self._stopping:
-                self._notify_leader(time.monotonic() + NOTIFY_TIMEOUT)
+        if self._end_server is not None and not restarted:
+            self._notify_all(self._end_server, why)
+        elif self._end_client is not None and not restarted and not self._succeeded:
+            self._end_client.report_end(FAILED if code else SUCCEEDED)
+            if code or not self._run_end_task.is_required or self._stopping:
+                self._notify_leader(time.monotonic() + FOLLOWERS_TIMEOUT)
         else:
             self._loop.stop()
 
     # The end of the run
 
     @property
-    def _member(self) -> Member:
-        assert self._job.member is not None  # noqa: S101 - only called if there is one
-        return self._job.member
+    def _run_end_task(self) -> RunEndTask:
+        assert self._job.run_end_task is not None  # noqa: S101 - only called if there is one
+        return self._job.run_end_task
 
-    def _join(self, member: Member) -> None:
-        if member.is_leader:
-            self._leader = Leader(member, self._loop)
-            if not self._leader.answers:
-                port = member.leader_address.rpartition(":")[2]
+    def _join(self, task: RunEndTask) -> None:
+        if task.is_leader:
+            self._end_server = RunEndServer(task, self._loop)
+            if not self._end_server.answers:
+                port = task.leader_address.rpartition(":")[2]
                 message = f"port {port} is in use by another process: until it is free, other tasks cannot ask whether the run has ended"
                 self._report("notice", message=message)
             return
         callbacks = Callbacks(self._run_ended, self._leader_lost, partial(self._report, "notice"))
-        self._follower = Follower(member, self._loop, callbacks)
+        self._end_client = RunEndClient(task, self._loop, callbacks)
 
-    def _notify_all(self, leader: Leader, why: str) -> None:
+    def _notify_all(self, server: RunEndServer, why: str) -> None:
         """Inform the other tasks, as the leader, how the run has ended."""
 
         def finish(status: Status) -> None:
@@ -310,50 +310,50 @@ class _Parent:
             self._loop.stop()
 
         if self._exit_code != ExitCode.DONE:
-            leader.fail(why, finish)
-        elif self._stopping and not leader.complete:
+            server.fail(why, finish)
+        elif self._stopping and not server.complete:
             self._exit_stopped()
         else:
             if self._stopping:
-                leader.exit_soon()
-            leader.succeed(finish)
+                server.exit_soon()
+            server.succeed(finish)
 
     def _notify_leader(self, until: float) -> None:
         """Exit once the leader knows of this task's end, or does not answer. If it has to know, ask until `until`: it may be starting."""
-        follower = self._follower
-        assert follower is not None  # noqa: S101 - only called where it is
+        client = self._end_client
+        assert client is not None  # noqa: S101 - only called where it is
 
         def answered(status: Status | None) -> None:
-            if self._member.is_required and self._exit_code == ExitCode.DONE:
+            if self._run_end_task.is_required and self._exit_code == ExitCode.DONE:
                 if status is None or status.state == RUNNING:
                     self._exit_code = int(ExitCode.STOPPED)  # the task starts again, and reports its end again
-            elif self._member.is_required and status is None and time.monotonic() < until:
-                self._loop.call_later(_ASK_INTERVAL, lambda: follower.ask_now(answered))
+            elif self._run_end_task.is_required and status is None and time.monotonic() < until:
+                self._loop.call_later(_ASK_INTERVAL, lambda: client.ask_now(answered))
                 return
             self._loop.stop()
 
-        follower.ask_now(answered)
+        client.ask_now(answered)
 
     def _run_ended(self, status: Status) -> None:
         """End this task: the leader reports the end of the run."""
-        member = self._member
+        task = self._run_end_task
         self._succeeded = status.state == SUCCEEDED
         if self._exiting:
-            if not self._succeeded and self._member.is_required and self._exit_code == ExitCode.DONE:
-                self._fail_run(f"{member.leader} has failed", status.reason)
+            if not self._succeeded and self._run_end_task.is_required and self._exit_code == ExitCode.DONE:
+                self._fail_run(f"{task.leader} has failed", status.reason)
             self._loop.stop()
         elif not self._succeeded:
-            self._end_task(f"{member.leader} has failed", status.reason, self._job.timeouts.kill_after)
+            self._end_task(f"{task.leader} has failed", status.reason, self._job.timeouts.kill_after)
         elif self._child.pid is not None:
-            self._loop.call_later(member.grace, self._end_program)
+            self._loop.call_later(task.grace, self._end_program)
         else:
             if self._backoff is not None:
                 self._backoff.cancel()
             self._done()
 
     def _leader_lost(self, seconds: float) -> None:
-        member = self._member
-        cause, detail = f"{member.leader} was gone for {seconds:g} s", f"no answer from {member.leader_address}"
+        task = self._run_end_task
+        cause, detail = f"{task.leader} was gone for {seconds:g} s", f"no answer from {task.leader_address}"
         if not self._exiting:
             self._end_task(cause, detail, self._job.timeouts.kill_after)
         elif self._exit_code == ExitCode.DONE:
@@ -373,13 +373,13 @@ class _Parent:
 
     def _exit_soon(self) -> None:
         """Handle a request to stop after the task has ended: wait a shorter time for the others."""
-        unfinished = self._member.is_required if self._leader is None else not self._leader.complete
+        unfinished = self._run_end_task.is_required if self._end_server is None else not self._end_server.complete
         if self._exit_code == ExitCode.DONE and unfinished and not self._succeeded:
             self._exit_stopped()
-        elif self._leader is None or self._signals > 1:
+        elif self._end_server is None or self._signals > 1:
             self._loop.stop()
         else:
-            self._leader.exit_soon()
+            self._end_server.exit_soon()
 
     def _exit_stopped(self) -> None:
         """Exit with 143, to be restarted: other tasks are not done, and need this one."""

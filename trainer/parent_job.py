@@ -6,8 +6,8 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from trainer.ending import Member
 from trainer.restarts import Policy
+from trainer.run_end import RunEndTask
 
 TRAINING = (sys.executable, "-P", "-m", "trainer.task")  # -P: no file of the working directory stands in for a module
 
@@ -51,7 +51,7 @@ class ParentJob:
     awaited: Mapping[str, str] = field(default_factory=dict)
     watched_chief: str | None = None
     watched_workers: tuple[str, ...] = ()
-    member: Member | None = None  # if the tasks of a program learn of the end of the run from each other
+    run_end_task: RunEndTask | None = None  # if the tasks of a program learn of the end of the run from each other
     lifeline: int | None = None
     policy: Policy = field(default_factory=Policy)
     timeouts: Timeouts = field(default_factory=Timeouts)

@@ -209,7 +209,7 @@ class Train(Settings):
 
 
 class Ending(Settings):
-    """When the run of a user's own program has ended, and how its tasks learn of it; see trainer/ending.py. Times in seconds."""
+    """When the run of a user's own program has ended, and how its tasks learn of it; see trainer/run_end.py. Times in seconds."""
 
     port: int = Field(ge=1, le=65535, description="The port at which the leader's parent answers the others.")
     success: Literal["chief", "all_workers"] = Field("chief", description="The tasks whose exit 0 the run's success needs.")

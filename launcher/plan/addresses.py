@@ -13,7 +13,7 @@ from launcher.plan.models import Plan, Task
 
 PORT = 2222
 EXCHANGE_PORT = PORT + 1  # on which the tasks of an all-reduce on CPUs listen for each other: trainer.engine.collectives.rendezvous
-ENDING_PORT = PORT + 2  # on which the leader's parent answers the other parents about the end of the run: trainer.ending
+ENDING_PORT = PORT + 2  # on which the leader's parent answers the other parents about the end of the run: trainer.run_end
 TENSORBOARD_PORT = 6006  # inside its container; the port outside is in the spec
 LOOPBACK = "127.0.0.1"
 

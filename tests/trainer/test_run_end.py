@@ -15,7 +15,7 @@ import pytest
 from tests.processes import free_port
 from tests.trainer.clocked import FakeClockLoop
 from tests.trainer.conftest import Ports, TrainerProcess, Trainers
-from trainer.ending import FAILED, RUNNING, SUCCEEDED, EndingRules, Leader, Member, Status, ask, member
+from trainer.run_end import FAILED, RUNNING, SUCCEEDED, RunEndRules, RunEndServer, RunEndTask, Status, ask, run_end_task
 from trainer.tf_config import TaskConfig, parse
 
 pytestmark = pytest.mark.takes_minutes  # mostly waiting, while other tests compute
@@ -236,10 +236,10 @@ def test_the_wait_for_a_lost_required_task_ends(start: Start) -> None:
 def test_a_lost_required_task_is_the_cause_not_another_that_has_failed() -> None:
     tasks = frozenset({"worker-0", "ps-0"})
     address = f"127.0.0.1:{free_port()}"
-    chief = Member("run", "chief", "chief", address, address, frozenset({"worker-0"}), tasks, orphan_timeout=0)
+    chief = RunEndTask("run", "chief", "chief", address, address, frozenset({"worker-0"}), tasks, orphan_timeout=0)
     ended: list[Status] = []
     with FakeClockLoop() as loop:
-        leader = Leader(chief, loop)
+        leader = RunEndServer(chief, loop)
         answer = leader._answer({"run": "run", "task": "ps-0", "state": FAILED})
         assert answer is not None
         answer[1]()
@@ -254,7 +254,7 @@ def test_a_required_task_that_the_engine_has_started_again_does_not_fail_the_run
     tasks = frozenset({"worker-0"})
     ended: list[Status] = []
     with FakeClockLoop() as loop:
-        leader = Leader(Member("run", "chief", "chief", address, address, tasks, tasks), loop)
+        leader = RunEndServer(RunEndTask("run", "chief", "chief", address, address, tasks, tasks), loop)
 
         def report(state: str) -> None:
             answer = leader._answer({"run": "run", "task": "worker-0", "state": state})
@@ -325,20 +325,20 @@ def test_a_leader_serves_once_its_predecessor_has_left_the_port() -> None:
     with FakeClockLoop() as loop:
         with socket.create_server(("", 0)) as taken:
             address = f"127.0.0.1:{taken.getsockname()[1]}"
-            leader = Leader(Member("run", "chief", "chief", address, address), loop)
+            leader = RunEndServer(RunEndTask("run", "chief", "chief", address, address), loop)
             loop.advance(3)
             assert not leader.answers
         loop.advance(3)
-    assert ask(Member("run", "ps-0", "chief", address, address)) == Status(RUNNING)
+    assert ask(RunEndTask("run", "ps-0", "chief", address, address)) == Status(RUNNING)
 
 
 @pytest.mark.parametrize("character", ["x", "\x00", "\N{SNOWMAN}", "\N{GRINNING FACE}", "\udcff"])
 def test_a_long_reason_is_cut_and_arrives(character: str) -> None:
     address = f"127.0.0.1:{free_port()}"
     with FakeClockLoop() as loop:
-        leader = Leader(Member("run", "chief", "chief", address, address, followers=frozenset({"ps-0"})), loop)
+        leader = RunEndServer(RunEndTask("run", "chief", "chief", address, address, followers=frozenset({"ps-0"})), loop)
         leader.fail(character * 10_000, lambda _: None)
-    status = ask(Member("run", "ps-0", "chief", address, address))
+    status = ask(RunEndTask("run", "ps-0", "chief", address, address))
     assert status is not None
     assert (status.state, set(status.reason)) == (FAILED, {character if character != "\udcff" else "?"})
 
@@ -364,12 +364,12 @@ def task(name: str, **sizes: int) -> TaskConfig:
 def test_a_task_knows_its_leader_its_grace_period_and_whether_it_is_required(
     name: str, rules: dict[str, Any], grace: float, is_required: bool
 ) -> None:
-    task_member = member(EndingRules(2224, **rules), task(name, chief=1, worker=2, ps=1), run="r", has_evaluator=True)
-    assert task_member == Member("r", name, "chief", "chief0:2224", "chief0:2222", grace=grace, is_required=is_required)
+    one = run_end_task(RunEndRules(2224, **rules), task(name, chief=1, worker=2, ps=1), run="r", has_evaluator=True)
+    assert one == RunEndTask("r", name, "chief", "chief0:2224", "chief0:2222", grace=grace, is_required=is_required)
 
 
 def test_the_leader_knows_its_followers_and_the_required_tasks() -> None:
-    leader = member(EndingRules(2224, "all_workers"), task("worker-0", worker=3, ps=1), run="r", has_evaluator=True)
+    leader = run_end_task(RunEndRules(2224, "all_workers"), task("worker-0", worker=3, ps=1), run="r", has_evaluator=True)
     assert leader is not None
     assert leader.is_leader
     assert leader.required == {"worker-1", "worker-2"}
@@ -377,10 +377,10 @@ def test_the_leader_knows_its_followers_and_the_required_tasks() -> None:
 
 
 def test_many_tasks_ask_less_often() -> None:
-    ps = member(EndingRules(2224), task("ps-0", worker=900, ps=100), run="r", has_evaluator=False)
+    ps = run_end_task(RunEndRules(2224), task("ps-0", worker=900, ps=100), run="r", has_evaluator=False)
     assert ps is not None
     assert ps.interval == 10
 
 
 def test_a_task_without_peers_asks_no_leader() -> None:
-    assert member(EndingRules(2224), task("chief", chief=1), run="r", has_evaluator=False) is None
+    assert run_end_task(RunEndRules(2224), task("chief", chief=1), run="r", has_evaluator=False) is None

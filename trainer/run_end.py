@@ -28,15 +28,15 @@ _TASKS_PER_SECOND = 100  # requests to the leader for which its load is planned:
 _TIMEOUT = 2.0  # seconds to wait for an answer
 _MAX_MESSAGE = 4096  # of a question or an answer
 # Seconds at most for which a leader waits until all tasks are notified, or for which a failed required task polls a leader that does not answer.
-NOTIFY_TIMEOUT = 60.0
+FOLLOWERS_TIMEOUT = 60.0
 # The leader's limit if it is asked to stop, or if the run failed and each remaining task has polled before; longer if tasks poll less often.
-_SHORT_NOTIFY_TIMEOUT = 5.0
+_SHORT_FOLLOWERS_TIMEOUT = 5.0
 _SERVE_INTERVAL = 1.0  # seconds between two tries of the leader to get its port
 _CHECK_INTERVAL = 0.1  # seconds between the leader's checks whether all tasks know
 
 
 @dataclass(frozen=True)
-class EndingRules:
+class RunEndRules:
     """When the run of a program has ended, and what follows. Times in seconds.
 
     `port` is that of the leader's parent. `success` names the tasks whose exit 0 the run needs: `chief`, the leader, or `all_workers`
@@ -59,7 +59,7 @@ class Status:
 
 
 @dataclass(frozen=True)
-class Member:
+class RunEndTask:
     """A task of a run whose tasks learn of its end from the leader. Addresses are host:port, times seconds."""
 
     run: str  # identifies the run
@@ -71,11 +71,11 @@ class Member:
     followers: frozenset[str] = frozenset()  # in the leader: the tasks that have to be notified before it exits
     grace: float = 0.0  # after the run's success, in which a follower may end by itself
     # A required task that is done stays until the run has succeeded, so that a replaced leader learns of it; one that has failed polls a
-    # leader that does not answer for NOTIFY_TIMEOUT.
+    # leader that does not answer for FOLLOWERS_TIMEOUT.
     is_required: bool = False
     interval: float = _POLL_INTERVAL  # between two questions
-    short_notify_timeout: float = _SHORT_NOTIFY_TIMEOUT  # of a leader whose run has failed, if each remaining task has polled before
-    stop_notify_timeout: float = _SHORT_NOTIFY_TIMEOUT  # of a leader that is asked to stop
+    short_followers_timeout: float = _SHORT_FOLLOWERS_TIMEOUT  # of a leader whose run has failed, if each remaining task has polled before
+    stop_followers_timeout: float = _SHORT_FOLLOWERS_TIMEOUT  # of a leader that is asked to stop
     orphan_timeout: float = 600.0  # without an answer, or a question, after which a task counts as lost
     start_timeout: float = 600.0  # the same for a leader that has never answered, if this is longer
 
@@ -85,10 +85,10 @@ class Member:
         return self.task == self.leader
 
 
-def member(
-    rules: EndingRules | None, task: TaskConfig, *, run: str, has_evaluator: bool, unsupervised: tuple[str, ...] = ()
-) -> Member | None:
-    """Return a task as a member; None without rules, or if the run has only one task.
+def run_end_task(
+    rules: RunEndRules | None, task: TaskConfig, *, run: str, has_evaluator: bool, unsupervised: tuple[str, ...] = ()
+) -> RunEndTask | None:
+    """Return a task as one that learns of the end of its run; None without rules, or if the run has only one task.
 
     The tasks of the roles in `unsupervised` have no parent that asks.
     """
@@ -99,8 +99,8 @@ def member(
     others = names - {task.chief_name}
     required = {name for name in others if rules.success == "all_workers" and name.startswith("worker-")}
     interval = max(_POLL_INTERVAL, len(names) / _TASKS_PER_SECOND)
-    short_notify_timeout = max(_SHORT_NOTIFY_TIMEOUT, 2 * interval + _TIMEOUT)
-    return Member(
+    short_followers_timeout = max(_SHORT_FOLLOWERS_TIMEOUT, 2 * interval + _TIMEOUT)
+    return RunEndTask(
         run=run,
         task=task.name,
         leader=task.chief_name,
@@ -111,15 +111,15 @@ def member(
         grace=rules.graces.get(task.role, 0.0),
         is_required=task.name in required,
         interval=interval,
-        short_notify_timeout=short_notify_timeout,
-        stop_notify_timeout=min(short_notify_timeout, rules.grace_period / 2),
+        short_followers_timeout=short_followers_timeout,
+        stop_followers_timeout=min(short_followers_timeout, rules.grace_period / 2),
     )
 
 
-class Leader:
-    """The leader: its parent answers all other tasks, and exits once they are notified, or after a time-out."""
+class RunEndServer:
+    """The leader's part: its parent answers all other tasks, and exits once they are notified, or after a time-out."""
 
-    def __init__(self, own: Member, loop: EventLoop) -> None:
+    def __init__(self, own: RunEndTask, loop: EventLoop) -> None:
         self._own, self._loop = own, loop
         self._status = Status()
         self._done: set[str] = set()
@@ -163,21 +163,21 @@ class Leader:
         elif missing:
             self._loop.call_later(_CHECK_INTERVAL, lambda: self.succeed(then))
         else:
-            self._end(Status(SUCCEEDED), NOTIFY_TIMEOUT, then)
+            self._end(Status(SUCCEEDED), FOLLOWERS_TIMEOUT, then)
 
     def fail(self, reason: str, then: Callable[[Status], None]) -> None:
         """End the run with failure; call `then` as `succeed` does. A task that has not asked yet may be starting."""
-        self._end(Status(FAILED, reason[: _MAX_MESSAGE // 8]), self._own.short_notify_timeout, then)
+        self._end(Status(FAILED, reason[: _MAX_MESSAGE // 8]), self._own.short_followers_timeout, then)
 
     def exit_soon(self) -> None:
         """Shorten the wait for others: this task was asked to stop."""
         self._exits_soon = True
-        self._deadline = min(self._deadline, time.monotonic() + self._own.stop_notify_timeout)
+        self._deadline = min(self._deadline, time.monotonic() + self._own.stop_followers_timeout)
 
-    def _end(self, status: Status, notify_timeout: float, then: Callable[[Status], None]) -> None:
+    def _end(self, status: Status, followers_timeout: float, then: Callable[[Status], None]) -> None:
         self._status, now = status, time.monotonic()
-        self._deadline = now + (self._own.stop_notify_timeout if self._exits_soon else NOTIFY_TIMEOUT)
-        self._deadline_if_all_asked = now + notify_timeout
+        self._deadline = now + (self._own.stop_followers_timeout if self._exits_soon else FOLLOWERS_TIMEOUT)
+        self._deadline_if_all_asked = now + followers_timeout
         self._check(then)
 
     def _check(self, then: Callable[[Status], None]) -> None:
@@ -216,17 +216,17 @@ class Callbacks:
     notice: Callable[..., None]
 
 
-class Follower:
-    """Any other task: its parent asks the leader's until the run has ended."""
+class RunEndClient:
+    """The part of any other task: its parent asks the leader's until the run has ended."""
 
-    def __init__(self, own: Member, loop: EventLoop, callbacks: Callbacks) -> None:
+    def __init__(self, own: RunEndTask, loop: EventLoop, callbacks: Callbacks) -> None:
         self._own, self._loop, self._callbacks = own, loop, callbacks
         self._state = RUNNING
         self._poll_now = threading.Event()
         self._waiting: queue.SimpleQueue[Callable[[Status | None], None]] = queue.SimpleQueue()
-        threading.Thread(target=self._poll, name="ending", daemon=True).start()
+        threading.Thread(target=self._poll, name="run end", daemon=True).start()
 
-    def record_end(self, state: str) -> None:
+    def report_end(self, state: str) -> None:
         """Report from now on that this task has ended with `state`."""
         self._state = state
 
@@ -271,7 +271,7 @@ class Follower:
         self._loop.call_from_thread(callback)
 
 
-def ask(own: Member, state: str = RUNNING) -> Status | None:
+def ask(own: RunEndTask, state: str = RUNNING) -> Status | None:
     """Send this task's state to the leader's parent; return the run's status, None if it does not answer or is of another run."""
     question = json.dumps({"run": own.run, "task": own.task, "state": state}).encode() + b"\n"
     with contextlib.suppress(OSError, ValueError, LookupError, TypeError, UnicodeError):  # noqa: SIM117 - Python 3.8 lacks the long form
@@ -323,6 +323,6 @@ def _server(answer: Callable[[Any], Any], port: int) -> socketserver.BaseServer 
 
     with contextlib.suppress(OSError):
         server = Server(("", port), Handler)
-        threading.Thread(target=server.serve_forever, name="ending", daemon=True).start()
+        threading.Thread(target=server.serve_forever, name="run end", daemon=True).start()
         return server
     return None
