@@ -28,7 +28,7 @@ if typing.TYPE_CHECKING:
     from trainer.command_settings import CommandSettings
     from trainer.parent import Report
     from trainer.parent_job import ParentJob
-    from trainer.restarts import Policy
+    from trainer.restart_in_place import RestartPolicy
     from trainer.run_end import RunEndTask
     from trainer.settings import TrainerSettings
     from trainer.tf_config import TaskConfig
@@ -274,8 +274,8 @@ def _stop_seconds(problems: list[str]) -> float:
 
 def _job(task: TaskConfig, settings: Settings | None, command: list[str] | None, lifeline: int | None) -> ParentJob:
     from trainer.command_settings import CommandSettings
-    from trainer.parent_job import TRAINING, ParentJob, Stalls, Timeouts
-    from trainer.peers import awaited, watched_chief, watched_workers
+    from trainer.parent_job import TRAINING, ParentJob, StallPolicy, Timeouts
+    from trainer.peers import required_peers, watched_chief, watched_workers
 
     environment = {name: value for name, value in _ENVIRONMENT.items() if name not in os.environ}
     if settings is not None and not isinstance(settings, CommandSettings):
@@ -289,14 +289,14 @@ def _job(task: TaskConfig, settings: Settings | None, command: list[str] | None,
         runs_built_in_trainer=not command,
         trains=not command and STRATEGIES[strategy].trains,
         environment=environment,
-        awaited=awaited(task, strategy),
+        required_peers=required_peers(task, strategy),
         watched_chief=None if command else watched_chief(task, strategy),
         watched_workers=() if command else watched_workers(task, strategy),
         run_end_task=_run_end_task(task, settings) if command and settings else None,
         lifeline=lifeline,
         policy=_policy(task, settings, command),
         timeouts=Timeouts(start=settings.start_timeout, orphan=settings.orphan_timeout) if settings else Timeouts(),
-        stalls=Stalls(settings.stall_timeout, settings.on_stall or "tell") if settings else Stalls(),
+        stalls=StallPolicy(settings.stall_timeout, settings.on_stall or "tell") if settings else StallPolicy(),
     )
 
 
@@ -314,12 +314,12 @@ def _run_end_task(task: TaskConfig, settings: Settings) -> RunEndTask | None:
     return own and replace(own, orphan_timeout=settings.orphan_timeout, start_timeout=settings.start_timeout)
 
 
-def _policy(task: TaskConfig, settings: Settings | None, command: list[str] | None) -> Policy:
+def _policy(task: TaskConfig, settings: Settings | None, command: list[str] | None) -> RestartPolicy:
     """Return how often the task is restarted. A task that saves or reads checkpoints recovers by a newer one, other tasks by time."""
-    from trainer.restarts import Policy
+    from trainer.restart_in_place import RestartPolicy
 
     own: typing.Any = (settings.restarts or {}).get(task.role, {}) if settings else {}
-    policy = Policy(**{"max_restarts": settings.max_restarts, **dict(own)}) if settings else Policy()
+    policy = RestartPolicy(**{"max_restarts": settings.max_restarts, **dict(own)}) if settings else RestartPolicy()
     saves = not command and settings is not None and STRATEGIES[settings.strategy].trains and (task.is_chief or task.role == "evaluator")
     return replace(policy, recovers_after=math.inf) if saves else policy
 

@@ -12,7 +12,7 @@ from pathlib import Path
 VARIABLE = "TRAINER_ERROR_FILE"
 # Prefix of a fingerprint that has the cause why another attempt is useless.
 FINAL = "for good: "
-ENDED_FROM_INSIDE = f"{FINAL}the training process was ended from inside"
+CODE_ENDED_PROCESS = f"{FINAL}the training process was ended from inside"
 _MAX_LINE = 2000
 
 

@@ -28,7 +28,7 @@ FIELDS: dict[str, str] = {
     "started": "attempt (int, from 1), role, pid: a training process was started",
     "waiting": "missing ([{task, address, reason}]), more (number of others), seconds (waited so far), timeout: peers do not answer yet. "
     "With none missing: seconds since every peer was reached, without a step; doing and place as in `stalled`",
-    "ready": "seconds: every peer answers and the model is built; training starts. Of a user's own program: all awaited peers answer",
+    "ready": "seconds: every peer answers and the model is built; training starts. Of a user's own program: all required peers answer",
     "restored": "step, path: training continues from a checkpoint",
     "progress": "step, steps, loss (where known), metrics ({name: float}), examples_per_second, seconds_per_step; a worker adds local_step; "
     "input_wait, peer_wait (parts of the time, 0 to 1, spent waiting for input and for others' gradients), dropped (gradients that came too late)",

@@ -21,7 +21,7 @@ from trainer.exit_codes import SIGNAL_BASE, ExitCode, exit_code_of
 from trainer.output import Output
 from trainer.parent_job import ParentJob
 from trainer.peers import MAX_LISTED, ConnectionProber, PeerWait, ReachabilityMonitor
-from trainer.restarts import End, History, RestartInPlace, cause_of, decide_restart
+from trainer.restart_in_place import NoRestart, RestartHistory, RestartInPlace, cause_of, decide_restart
 from trainer.run_end import FAILED, FOLLOWERS_TIMEOUT, RUNNING, SUCCEEDED, Callbacks, RunEndClient, RunEndServer, RunEndTask, Status
 from trainer.stacks import Stacks
 from trainer.stalls import StallDetector
@@ -50,12 +50,12 @@ def run_parent(job: ParentJob, report: Report, output: Output) -> int:
     with scratch.directory() as own, EventLoop() as loop:
         try:
             with contextlib.closing(Stacks(loop, own)) as stacks:
-                return _Parent(job, _unbreakable(report), loop, output, stacks, own).run()
+                return _Parent(job, _ignoring_broken_output(report), loop, output, stacks, own).run()
         finally:
             output.detach()
 
 
-def _unbreakable(report: Report) -> Report:
+def _ignoring_broken_output(report: Report) -> Report:
     def safely(*arguments: Any, **fields: Any) -> None:
         with contextlib.suppress(OSError):  # the reader of our output is gone; the training process must still be stopped cleanly
             report(*arguments, **fields)
@@ -73,7 +73,7 @@ class _Parent:
         self._lifeline = job.lifeline  # None once it has closed
         self._attempt = 0
         self._began = 0.0
-        self._history = History()
+        self._history = RestartHistory()
         self._newest_checkpoint = -1  # step of the newest checkpoint that this task knows
         self._recovery: Timer | None = None
         self._backoff: Timer | None = None
@@ -121,7 +121,7 @@ class _Parent:
         self._backoff = None
         self._attempt += 1
         self._began = time.monotonic()
-        self._peers_missing, self._connected_at, self._stall_reason = bool(self._job.awaited), None, ""
+        self._peers_missing, self._connected_at, self._stall_reason = bool(self._job.required_peers), None, ""
         self._child.start(self._attempt)
         if self._child.pid is None:
             self._ended(int(ExitCode.FAILURE))
@@ -129,16 +129,16 @@ class _Parent:
         self._stall_detector.begin(self._child.pid)
         self._report("started", attempt=self._attempt, role=self._job.role, pid=self._child.pid)
         if self._job.runs_built_in_trainer:
-            from trainer.unreaped import Unreaped
+            from trainer.uninterruptible import UninterruptibleExit
 
-            Unreaped(self._child, self._loop, self._report, self._ended, self._abandon).watch(lambda: self._stopping)
+            UninterruptibleExit(self._child, self._loop, self._report, self._ended, self._abandon).watch(lambda: self._stopping)
         if self._job.policy.recovers_after < math.inf:
             self._recovery = self._loop.call_later(self._job.policy.recovers_after, self._recover)
         timeouts = self._job.timeouts
         self._peer_wait = PeerWait(
             self._loop,
             self._prober,
-            self._job.awaited,
+            self._job.required_peers,
             timeout=timeouts.start,
             first=timeouts.first_report_after,
             every=timeouts.report_interval,
@@ -220,11 +220,11 @@ class _Parent:
         else:
             self._fail(exit_code_of(code), f"{cause_of(code)} while it was stopping", detail)
 
-    def _apply(self, code: int, decision: RestartInPlace | End, detail: str) -> None:
+    def _apply(self, code: int, decision: RestartInPlace | NoRestart, detail: str) -> None:
         if self._stall_reason and self._job.stalls.on_stall == "fail":
             self._fail(ExitCode.FINAL_FAILURE, self._stall_reason, "")
             return
-        if isinstance(decision, End):
+        if isinstance(decision, NoRestart):
             self._fail(decision.exit_code, decision.cause, detail, exit_code_of(code))
             return
         self._history = decision.history

@@ -61,7 +61,7 @@ def watch(fd: int, on_eof: Callable[[], None]) -> threading.Thread:
                 pass
         on_eof()
 
-    thread = threading.Thread(target=wait, name="lifeline", daemon=True)
+    thread = threading.Thread(target=wait, name="parent pipe", daemon=True)
     thread.start()
     return thread
 

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from trainer.restarts import Policy
+from trainer.restart_in_place import RestartPolicy
 from trainer.run_end import RunEndTask
 
 TRAINING = (sys.executable, "-P", "-m", "trainer.task")  # -P: no file of the working directory stands in for a module
@@ -32,7 +32,7 @@ class Timeouts:
 
 
 @dataclass(frozen=True)
-class Stalls:
+class StallPolicy:
     """The seconds without progress that count as a stall, None for the default; and the reaction: a report only, or the end of the attempt or the task."""
 
     timeout: float | None = None
@@ -48,11 +48,11 @@ class ParentJob:
     runs_built_in_trainer: bool = True  # trainer.task, which knows the parent; else a user's program
     trains: bool = False  # it trains a model, and reports its steps
     environment: Mapping[str, str] = field(default_factory=dict)
-    awaited: Mapping[str, str] = field(default_factory=dict)
+    required_peers: Mapping[str, str] = field(default_factory=dict)
     watched_chief: str | None = None
     watched_workers: tuple[str, ...] = ()
     run_end_task: RunEndTask | None = None  # if the tasks of a program learn of the end of the run from each other
     lifeline: int | None = None
-    policy: Policy = field(default_factory=Policy)
+    policy: RestartPolicy = field(default_factory=RestartPolicy)
     timeouts: Timeouts = field(default_factory=Timeouts)
-    stalls: Stalls = field(default_factory=Stalls)
+    stalls: StallPolicy = field(default_factory=StallPolicy)

@@ -42,7 +42,7 @@ _REASONS = {
 RESET_ON_CLOSE = struct.pack("ii", 1, 0)  # SO_LINGER of 0 s: no TIME_WAIT left on a port that a task may want
 
 
-def awaited(task: TaskConfig, strategy: Strategy) -> dict[str, str]:
+def required_peers(task: TaskConfig, strategy: Strategy) -> dict[str, str]:
     """Return the peers that a task needs before it can train: name -> address.
 
     An all-reduce needs all peers. Under parameter_server and manual, only the chief needs its servers; these need no peer.

@@ -33,7 +33,7 @@ class PortHolder:
             with contextlib.suppress(OSError):
                 self._listener = listen(*split_address(self._address), backlog=_BACKLOG)
                 self._listener.settimeout(_POLL_INTERVAL)
-                self._thread = threading.Thread(target=self._accept_and_close, args=(self._listener,), name="placeholder", daemon=True)
+                self._thread = threading.Thread(target=self._accept_and_close, args=(self._listener,), name="port holder", daemon=True)
                 self._thread.start()
         return self._thread is not None and not self._closed.is_set()
 

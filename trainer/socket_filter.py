@@ -98,7 +98,7 @@ def restricted_to_loopback(address: str | None) -> Iterator[None]:
             pass
 
     needed = sys.platform == "linux" and address is not None and is_loopback(address)
-    watcher = threading.Thread(target=watch, name="loopback", daemon=True)
+    watcher = threading.Thread(target=watch, name="socket filter", daemon=True)
     if needed:
         watcher.start()
     try:

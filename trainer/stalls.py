@@ -175,7 +175,7 @@ class StallDetector:
     def _investigate(self) -> None:
         """Probe the peers; if all answer, ask the process for its stacks."""
         self._investigating = True
-        last, unanswered = self._last_progress, set(self._job.awaited)
+        last, unanswered = self._last_progress, set(self._job.required_peers)
 
         def answered(name: str, problem: str | None) -> None:
             unanswered.discard(name)
@@ -184,9 +184,9 @@ class StallDetector:
             elif not unanswered and self._investigating:
                 self._stacks.ask(lambda stacks: self._on_stacks(stacks, last))
 
-        for name, address in self._job.awaited.items():
+        for name, address in self._job.required_peers.items():
             self._prober.ask(address, partial(answered, name))
-        if not self._job.awaited:
+        if not self._job.required_peers:
             self._stacks.ask(lambda stacks: self._on_stacks(stacks, last))
 
     def _on_stacks(self, stacks: list[ProcessStacks], last: float) -> None:
@@ -201,7 +201,7 @@ class StallDetector:
         return next((read_activity(process.stacks) for process in ordered if process.stacks), Activity("silent" if stacks else "unknown"))
 
     def _probe_servers(self, last: float) -> None:
-        unresponsive = [name for name, address in self._job.awaited.items() if not _responds(address)]
+        unresponsive = [name for name, address in self._job.required_peers.items() if not _responds(address)]
         activity = Activity("servers", ", ".join(unresponsive)) if unresponsive else Activity("peers")
         self._loop.call_from_thread(partial(self._judge, activity, last))
 

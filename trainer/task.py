@@ -135,7 +135,7 @@ def _run(task: TaskConfig, settings: TrainerSettings, port: PortHolder, report: 
             raise  # this is a process that the user's code has forked
         if stop():
             return ExitCode.STOPPED  # by a signal handler of the user's
-        _show_error(_exit_message(error, users, trains=STRATEGIES[settings.strategy].trains), error_file.ENDED_FROM_INSIDE)
+        _show_error(_exit_message(error, users, trains=STRATEGIES[settings.strategy].trains), error_file.CODE_ENDED_PROCESS)
         return ExitCode.FINAL_FAILURE
     except Exception as error:  # noqa: BLE001 - any error becomes an exit code and an error line
         return _failed(error, users, task, report.start or 0)

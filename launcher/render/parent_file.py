@@ -16,7 +16,7 @@ import trainer
 from launcher import __version__
 
 # Modules that `trainer` imports only without a command: it then trains.
-_TRAINING_MODULES = ("trainer.configuration", "trainer.engine", "trainer.unreaped")
+_TRAINING_MODULES = ("trainer.configuration", "trainer.engine", "trainer.uninterruptible")
 
 _HEAD = f'''"""The parent of a program that reads TF_CONFIG: checks TF_CONFIG, starts the program, and starts it again. Of tf-launcher {__version__}.
 

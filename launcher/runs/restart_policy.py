@@ -8,7 +8,7 @@ from enum import Enum, auto
 
 from trainer.exit_codes import SIGNAL_BASE, ExitCode, RestartWhen
 
-# Seconds, the same as for restarts in place (trainer/restarts.py), whose first comes at once.
+# Seconds, the same as for restarts in place (trainer/restart_in_place.py), whose first comes at once.
 FIRST_DELAY = 1.0
 LONGEST_DELAY = 30.0
 # Seconds; after a run this long the next restart waits the first delay again.

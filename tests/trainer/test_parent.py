@@ -236,7 +236,7 @@ class TestStops:
         assert len(run.events("started")) == 1
 
     def test_a_task_whose_peers_are_missing_stops_soon(self, trainers: Any, ports: Any) -> None:
-        run = trainers.start_parent(*IGNORES_SIGTERM, awaited={"ps-0": ports.address()}, timeouts={"kill_after": 0.3})
+        run = trainers.start_parent(*IGNORES_SIGTERM, required_peers={"ps-0": ports.address()}, timeouts={"kill_after": 0.3})
         run.line("ready")
         run.send(signal.SIGTERM)
         assert run.code() == 143

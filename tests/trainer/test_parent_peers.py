@@ -31,7 +31,7 @@ class TestPeers:
         late, reachable = ports.address(), ports.address()
         ports.listen(reachable)
         run = trainers.start_parent(
-            *GRACEFUL, awaited={"worker-1": late, "ps-0": reachable}, timeouts={"first_report_after": 0.2, "report_interval": 0.3}
+            *GRACEFUL, required_peers={"worker-1": late, "ps-0": reachable}, timeouts={"first_report_after": 0.2, "report_interval": 0.3}
         )
         waiting = run.event("waiting")
         assert waiting["missing"] == [{"task": "worker-1", "address": late, "reason": "connection refused"}]
@@ -50,7 +50,7 @@ class TestPeers:
     def test_a_task_that_has_reached_all_peers_reports_that_no_step_follows(self, trainers: Any, ports: Any) -> None:
         reachable = ports.address()
         ports.listen(reachable)
-        run = trainers.start_parent(*GRACEFUL, awaited={"ps-0": reachable}, trains=True, timeouts={"no_step_report": 0.2})
+        run = trainers.start_parent(*GRACEFUL, required_peers={"ps-0": reachable}, trains=True, timeouts={"no_step_report": 0.2})
         waiting = run.event("waiting", 2)
         assert waiting["missing"] == []
         assert waiting["seconds"] >= 0.4
@@ -59,7 +59,7 @@ class TestPeers:
     def test_a_users_program_is_ready_once_it_has_reached_its_peers(self, trainers: Any, ports: Any) -> None:
         late = ports.address()
         run = trainers.start_parent(
-            *GRACEFUL, runs_built_in_trainer=False, awaited={"worker-1": late}, timeouts={"first_report_after": 0.2}
+            *GRACEFUL, runs_built_in_trainer=False, required_peers={"worker-1": late}, timeouts={"first_report_after": 0.2}
         )
         run.event("waiting")
         assert not run.events("ready")
@@ -69,7 +69,7 @@ class TestPeers:
 
     def test_it_ends_at_the_deadline_and_names_the_missing_peers(self, trainers: Any, ports: Any, golden: Golden) -> None:
         address = ports.address()
-        run = trainers.start_parent(*IGNORES_SIGTERM, awaited={"ps-1": address}, timeouts={"start": 0.5, "kill_after": 0.2})
+        run = trainers.start_parent(*IGNORES_SIGTERM, required_peers={"ps-1": address}, timeouts={"start": 0.5, "kill_after": 0.2})
         child = int(run.line("ready"))
         assert run.code() == 75
         failed = run.event("failed")
@@ -80,13 +80,13 @@ class TestPeers:
         assert not run.events("restarting")
 
     def test_the_training_process_does_not_wait_for_peers(self, trainers: Any, ports: Any) -> None:
-        run = trainers.start_parent(*shell(DONE), awaited={"ps-0": ports.address()})
+        run = trainers.start_parent(*shell(DONE), required_peers={"ps-0": ports.address()})
         assert run.code() == 0
 
     def test_hundreds_of_missing_peers_fit_in_one_line_and_are_all_found(self, trainers: Any, ports: Any) -> None:
         address = ports.address()
-        awaited = {f"worker-{index}": address for index in range(400)}
-        run = trainers.start_parent(*GRACEFUL, awaited=awaited, timeouts={"first_report_after": 0.5})
+        required_peers = {f"worker-{index}": address for index in range(400)}
+        run = trainers.start_parent(*GRACEFUL, required_peers=required_peers, timeouts={"first_report_after": 0.5})
         waiting = run.event("waiting")
         assert len(waiting["missing"]) + waiting["more"] == 400
         assert all(peer["reason"] == "connection refused" for peer in waiting["missing"])
@@ -154,7 +154,7 @@ class TestPeers:
         ports.listen(second)
         workers = {"worker-0": first, "worker-1": second}
         timeouts = {"orphan": 2, "first_report_after": 0}
-        run = trainers.start_parent(*GRACEFUL, awaited=workers, watched_workers=list(workers.values()), timeouts=timeouts)
+        run = trainers.start_parent(*GRACEFUL, required_peers=workers, watched_workers=list(workers.values()), timeouts=timeouts)
         run.line("ready")
         assert "every peer was reached" in run.event("notice")["message"]
         ports.close(first)
@@ -172,7 +172,9 @@ class TestPeers:
         ports.listen(first)
         workers = {"worker-0": first, "worker-1": second}
         timeouts = {"orphan": 8, "first_report_after": 0}
-        run = trainers.start_parent(*GRACEFUL, awaited={"worker-0": first}, watched_workers=list(workers.values()), timeouts=timeouts)
+        run = trainers.start_parent(
+            *GRACEFUL, required_peers={"worker-0": first}, watched_workers=list(workers.values()), timeouts=timeouts
+        )
         run.line("ready")
         assert "every peer was reached" in run.event("notice")["message"]
         ports.close(first)
@@ -185,7 +187,7 @@ class TestPeers:
         address = ports.address()
         workers = {"worker-0": address}
         timeouts = {"orphan": 0.2, "start": 60, "first_report_after": 0.1, "report_interval": 0.2}
-        run = trainers.start_parent(*GRACEFUL, awaited=workers, watched_workers=list(workers.values()), timeouts=timeouts)
+        run = trainers.start_parent(*GRACEFUL, required_peers=workers, watched_workers=list(workers.values()), timeouts=timeouts)
         run.line("ready")
         wait_until_waiting_for(run, 0.8)
         ports.listen(address)
@@ -198,7 +200,7 @@ class TestPeers:
         policy = {"max_restarts": 0, "healthy_after": 0.1}
         step = "$((TRAINER_ATTEMPT < 3 ? TRAINER_ATTEMPT : 3))"
         script = f"sleep 1; echo {step} > $TRAINER_ERROR_FILE.fingerprint; exit 75"
-        run = trainers.start_parent(*shell(script), awaited={"worker-0": address}, policy=policy)
+        run = trainers.start_parent(*shell(script), required_peers={"worker-0": address}, policy=policy)
         assert run.code() == 1
         assert [event["restarts"] for event in run.events("restarting")] == [0, 0, 0]
         assert "the limit of 0 restarts is reached" in run.event("failed")["cause"]
@@ -209,7 +211,7 @@ class TestPeers:
         workers = {"worker-0": address}
         program = 'trap "exit 143" TERM; trap "exit 75" USR1; echo ready; while :; do sleep 0.05; done'
         timeouts = {"orphan": 2, "first_report_after": 0, "report_interval": 0.2}
-        run = trainers.start_parent(*shell(program), awaited=workers, watched_workers=list(workers.values()), timeouts=timeouts)
+        run = trainers.start_parent(*shell(program), required_peers=workers, watched_workers=list(workers.values()), timeouts=timeouts)
         run.event("notice")
         ports.close(address)
         run.line("ready")

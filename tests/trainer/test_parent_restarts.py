@@ -10,7 +10,7 @@ import pytest
 
 from tests.trainer.conftest import DRIVER
 from tests.trainer.stand_ins import DONE, shell
-from trainer.restarts import SAME_AGAIN
+from trainer.restart_in_place import SAME_AGAIN
 
 PROGRAM = "import os, sys\nprint('3/10 [=>', end='', flush=True)\n"
 

@@ -11,7 +11,7 @@ import pytest
 from tests.trainer.clocked import FakeClockLoop, FakeProber
 from trainer import peers
 from trainer.event_loop import EventLoop
-from trainer.peers import ConnectionProber, PeerWait, ReachabilityMonitor, awaited, connect_error, watched_chief, watched_workers
+from trainer.peers import ConnectionProber, PeerWait, ReachabilityMonitor, connect_error, required_peers, watched_chief, watched_workers
 from trainer.strategies import Strategy
 from trainer.tf_config import TaskConfig, parse
 
@@ -42,7 +42,7 @@ def task(cluster: dict[str, list[str]], role: str, index: int = 0) -> TaskConfig
 def test_each_strategy_decides_the_peers_that_a_task_waits_for(
     strategy: Strategy, cluster: dict[str, list[str]], role: str, expected: set[str]
 ) -> None:
-    assert set(awaited(task(cluster, role), strategy)) == expected
+    assert set(required_peers(task(cluster, role), strategy)) == expected
 
 
 def test_only_servers_watch_the_chief() -> None:

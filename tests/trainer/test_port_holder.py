@@ -30,7 +30,7 @@ def test_it_answers_from_open_to_close_and_never_again(address: str) -> None:
     port.close()
     assert unreachable(address, 1) == "connection refused"
     assert not port.open()
-    assert "placeholder" not in {thread.name for thread in threading.enumerate()}
+    assert "port holder" not in {thread.name for thread in threading.enumerate()}
 
 
 def test_a_taken_port_can_be_opened_once_it_is_free(address: str) -> None:

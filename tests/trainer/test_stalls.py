@@ -126,7 +126,7 @@ def test_no_stall_is_reported_while_a_peer_is_known_to_be_away(trainers: Any, po
     ports.listen(away)
     run = trainers.start_parent(
         *write(tmp_path, "print('begins', flush=True); time.sleep(1); trains(); hangs()"),
-        awaited={"worker-0": reachable, "worker-1": away},
+        required_peers={"worker-0": reachable, "worker-1": away},
         stalls=stalls(),
     )
     run.line("begins")
@@ -142,7 +142,7 @@ def test_a_server_that_takes_connections_and_does_not_answer_is_reported(trainer
         threading.Thread(target=_send_handshakes, args=(answering,), daemon=True).start()
         peers = {name: f"127.0.0.1:{server.getsockname()[1]}" for name, server in (("ps-0", silent), ("worker-0", answering))}
         run = trainers.start_parent(
-            sys.executable, "-c", AS_THE_TRAINER, awaited=peers, watched_workers=[peers["worker-0"]], stalls=stalls()
+            sys.executable, "-c", AS_THE_TRAINER, required_peers=peers, watched_workers=[peers["worker-0"]], stalls=stalls()
         )
         stalled = run.event("stalled")
     assert (stalled["doing"], stalled["place"]) == ("servers", "ps-0")

@@ -16,7 +16,7 @@ from launcher.errors import LauncherError, UsageError
 from launcher.render import parent_file
 from tests.launcher.render.kubernetes.conftest import CLUSTER, HEAD, TRAIN, Objects, Rendered, cluster_name, container, pod, pods
 from trainer.exit_codes import ExitCode
-from trainer.restarts import End, History, Policy, decide_restart
+from trainer.restart_in_place import NoRestart, RestartHistory, RestartPolicy, decide_restart
 
 OWN = "image: tensorflow/tensorflow:2.21.0\ncommand: [python, train.py]\n"  # a program, in an image without the trainer
 
@@ -200,11 +200,11 @@ def test_a_trainer_that_has_used_up_its_restarts_is_never_replaced(rendered: Ren
         return next((rule["action"] for rule in exit_rules if _fits(rule["onExitCodes"], code)), "Count")
 
     # Otherwise each pod that replaces it would count to the limit again.
-    history = History(restarts=Policy.max_restarts)
+    history = RestartHistory(restarts=RestartPolicy.max_restarts)
     decisions = {
-        code: decide_restart(code, 1.0, history, Policy()) for code in (*range(3, 256), -signal.SIGKILL) if code != ExitCode.STOPPED
+        code: decide_restart(code, 1.0, history, RestartPolicy()) for code in (*range(3, 256), -signal.SIGKILL) if code != ExitCode.STOPPED
     }
-    actions = {code: action(end.exit_code) for code, end in decisions.items() if isinstance(end, End)}
+    actions = {code: action(end.exit_code) for code, end in decisions.items() if isinstance(end, NoRestart)}
     assert set(actions) == set(decisions)
     assert set(actions.values()) == {"FailJob"}
     assert action(137) == "Count"  # a container killed as a whole, which its trainer could not foresee

@@ -16,7 +16,7 @@ _FINAL = frozenset({ExitCode.DONE, ExitCode.FINAL_FAILURE})
 
 
 @dataclass(frozen=True)
-class Unreaped:
+class UninterruptibleExit:
     """Reports such a process, and calls `ended(code)` if no attempt follows; else, after ten minutes, `abandon(pid)`.
 
     Another attempt would wait for the same volume, and the process keeps a server's port.

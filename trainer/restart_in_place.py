@@ -10,7 +10,7 @@ from trainer.exit_codes import SIGNAL_BASE, ExitCode, RestartWhen, describe, exi
 
 
 @dataclass(frozen=True)
-class Policy:
+class RestartPolicy:
     """When, how often and how fast a process is started again. Times in seconds."""
 
     restart: RestartWhen = "on_failure"
@@ -23,15 +23,15 @@ class Policy:
 
 
 @dataclass(frozen=True)
-class History:
+class RestartHistory:
     """The history of a task: restarts counted against the limit, how the last one failed, lost peers.
 
-    `short_attempts`: the number of attempts since the last healthy one, that one included; it sets the delay.
+    `recent_exits`: how many attempts have ended since the last healthy one, that one included; it sets the delay.
     `lost_from`: the highest start step of the attempts that lost a peer.
     """
 
     restarts: int = 0
-    short_attempts: int = 0
+    recent_exits: int = 0
     fingerprint: str = ""
     lost_from: int = -1
     repeats: int = 0  # of the last failure, in a row
@@ -43,11 +43,11 @@ class RestartInPlace:
 
     delay: float
     cause: str
-    history: History
+    history: RestartHistory
 
 
 @dataclass(frozen=True)
-class End:
+class NoRestart:
     """Do not start again; exit with `exit_code`. `cause` is empty if the work is done."""
 
     exit_code: int
@@ -82,8 +82,8 @@ def _with_code(code: int) -> str:
 
 
 def decide_restart(
-    code: int, ran_for: float, history: History, policy: Policy, fingerprint: str = "", connected: float = 0.0
-) -> RestartInPlace | End:
+    code: int, ran_for: float, history: RestartHistory, policy: RestartPolicy, fingerprint: str = "", connected: float = 0.0
+) -> RestartInPlace | NoRestart:
     """Decide what follows when a process that its parent did not ask to stop ended with `code` after `ran_for` seconds.
 
     Final are:
@@ -99,22 +99,22 @@ def decide_restart(
       (passed as `fingerprint`) than every earlier attempt that lost a peer: nodes come and go during a long run.
     """
     if code == ExitCode.DONE:
-        return _restart(code, ran_for, history, policy) if policy.restart == "always" else End(ExitCode.DONE)
+        return _restart(code, ran_for, history, policy) if policy.restart == "always" else NoRestart(ExitCode.DONE)
     if code == ExitCode.FINAL_FAILURE:
-        return End(code, fingerprint[len(FINAL) :] if fingerprint.startswith(FINAL) else cause_of(code))
+        return NoRestart(code, fingerprint[len(FINAL) :] if fingerprint.startswith(FINAL) else cause_of(code))
     if policy.restart == "exit_code" and 0 < code < SIGNAL_BASE:
-        return End(final_exit_code(code), f"{_with_code(code)}; `restart: exit_code` makes exit codes below {SIGNAL_BASE} final")
+        return NoRestart(final_exit_code(code), f"{_with_code(code)}; `restart: exit_code` makes exit codes below {SIGNAL_BASE} final")
     lost_from = int(fingerprint) if code == ExitCode.PEER_LOST and fingerprint.strip().isdecimal() else history.lost_from
     repeats = history.repeats + 1 if fingerprint and fingerprint == history.fingerprint else 0
     if code in _UNCOUNTED | {int(ExitCode.PEER_LOST)}:
         last_fingerprint, repeats = history.fingerprint, history.repeats  # a lost peer or a stop is no failure of this task's own
     elif repeats and (ran_for < policy.recovers_after or repeats > policy.max_restarts):
-        return End(ExitCode.FINAL_FAILURE, SAME_AGAIN)
+        return NoRestart(ExitCode.FINAL_FAILURE, SAME_AGAIN)
     else:
         last_fingerprint = fingerprint
     counted = code not in _UNCOUNTED and not (lost_from > history.lost_from and connected > policy.healthy_after)
     if counted and history.restarts >= policy.max_restarts:
-        return End(final_exit_code(exit_code_of(code)), f"{_with_code(code)}; the limit of {policy.max_restarts} restarts is reached")
+        return NoRestart(final_exit_code(exit_code_of(code)), f"{_with_code(code)}; the limit of {policy.max_restarts} restarts is reached")
     after = replace(
         history,
         restarts=history.restarts + counted,
@@ -125,8 +125,8 @@ def decide_restart(
     return _restart(code, ran_for, after, policy)
 
 
-def _restart(code: int, ran_for: float, history: History, policy: Policy) -> RestartInPlace:
-    early = 0 if ran_for > policy.healthy_after else history.short_attempts
+def _restart(code: int, ran_for: float, history: RestartHistory, policy: RestartPolicy) -> RestartInPlace:
+    early = 0 if ran_for > policy.healthy_after else history.recent_exits
     # 2 ** 30 is past any longest delay; the exponent is bounded because a loop of uncounted restarts has no end.
     delay = min(policy.longest_delay, policy.first_delay * 2 ** min(early - 1, 30)) if early else 0.0
-    return RestartInPlace(delay, cause_of(code), replace(history, short_attempts=early + 1))
+    return RestartInPlace(delay, cause_of(code), replace(history, recent_exits=early + 1))
