@@ -20,7 +20,7 @@ from trainer.stack_reading import Activity, no_progress_message
 
 Event = Dict[str, Any]
 
-MARK = b'{"event":'  # how the line of an event begins
+EVENT_PREFIX = b'{"event":'  # how the line of an event begins
 EVENTS_FD = "TRAINER_EVENTS_FD"  # the pipe on which a training process writes its events, as JSON, for its parent to pass on
 
 # kind -> its fields besides event, time and task, and its meaning.
@@ -38,7 +38,7 @@ FIELDS: dict[str, str] = {
     "stalled": "seconds (without progress), step, doing (input, code, peers, servers, compiling, tensorflow, stopped, silent, unknown), place (the call, or the servers)",
     "resumed": "seconds: there is progress again, after so long without any",
     "busy": "phase (evaluating, saving, callbacks), seconds: it takes long, and continues",
-    "alive": "phase (starting, training, evaluating, saving, callbacks, waiting), step, steps, seconds (of so many steps or batches): from the training process to "
+    "heartbeat": "phase (starting, training, evaluating, saving, callbacks, waiting), step, steps, seconds (of so many steps or batches): from the training process to "
     "its parent only",
     "save_failed": "step, path (of the directory), cause, seconds (for which nothing could be saved), timeout, size and free (bytes that it needs, and "
     "that the volume has; null if the volume does not answer), saved (step of the last checkpoint; null without one): training continues, and saving is retried",
@@ -56,7 +56,7 @@ FIELDS: dict[str, str] = {
 FORWARDED = frozenset({"ready", "restored", "progress", "evaluated", "exported", "checkpoint", "save_failed", "notice", "done"})
 
 FORMATS = ("json", "text")
-_ALIVE_INTERVAL = 1.0  # seconds
+_HEARTBEAT_INTERVAL = 1.0  # seconds
 
 
 class Stream(Protocol):
@@ -99,7 +99,7 @@ class Reporter:
 
     def __init__(self, task: str, stream: Stream | None = None) -> None:
         self.task = task
-        self.start: int | None = None  # the step from which this attempt has continued
+        self.start_step: int | None = None  # the step from which this attempt has continued
         parent = None if stream else _to_parent()
         self._stream: Stream = stream or parent or sys.stdout
         self._lock = threading.Lock()  # a thread of its own reports saves
@@ -116,13 +116,13 @@ class Reporter:
             self._stream.write(line + "\n")
             self._stream.flush()
 
-    def alive(self, phase: str, *, step: int | None = None, steps: int = 1) -> None:
+    def heartbeat(self, phase: str, *, step: int | None = None, steps: int = 1) -> None:
         """Inform the parent that `steps` steps, or batches of an evaluation, are done: at most once a second, and whenever a phase begins."""
         now, begins = time.monotonic(), phase != self.phase
         self.phase = phase
         since, done = self._unreported.get(phase, (now, 0))
         done += 0 if begins else steps
-        if done and now - since >= _ALIVE_INTERVAL:
+        if done and now - since >= _HEARTBEAT_INTERVAL:
             self._to_parent_only(phase, step, seconds=round(now - since, 3), steps=done)
             since, done = now, 0
         elif begins:
@@ -131,7 +131,7 @@ class Reporter:
 
     def _to_parent_only(self, phase: str, step: int | None, **fields: Any) -> None:
         if self._has_parent:
-            self("alive", phase=phase, step=step, **fields)
+            self("heartbeat", phase=phase, step=step, **fields)
 
 
 def _to_parent() -> Stream | None:
@@ -145,17 +145,17 @@ def _to_parent() -> Stream | None:
 
 def escaped(line: bytes) -> bytes:
     """Return a line of a program's output for a stream that has events, too: one that begins like an event gets another space before it."""
-    return b" " + line if line.lstrip(b" ").startswith(MARK) else line
+    return b" " + line if line.lstrip(b" ").startswith(EVENT_PREFIX) else line
 
 
 def unescaped(line: bytes) -> bytes:
     """Undo `escaped`: return the line as the program wrote it."""
-    return line[1:] if line.startswith(b" ") and line.lstrip(b" ").startswith(MARK) else line
+    return line[1:] if line.startswith(b" ") and line.lstrip(b" ").startswith(EVENT_PREFIX) else line
 
 
 def parse(line: str) -> Event | None:
     """Return the event in a line of output; None for ordinary output, even if it looks like an event."""
-    if not line.startswith(MARK.decode()):
+    if not line.startswith(EVENT_PREFIX.decode()):
         return None
     try:
         event = json.loads(line)

@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable
 
 from trainer.event_loop import EventLoop
-from trainer.events import MARK, Event, parse
+from trainer.events import EVENT_PREFIX, Event, parse
 
 _READ = 64 * 1024
 _FULL = 64 * 1024  # bytes that wait to be written; with more, nothing is read
@@ -28,7 +28,7 @@ _TAIL = 64 * 1024  # bytes of the last output to keep
 _MAX_EVENT = 1024 * 1024
 _STUCK_AFTER = 10.0  # seconds without a byte written after which an ended task gives up
 
-_EVENT_LIKE = re.compile(rb"^( *)(?=" + re.escape(MARK) + rb")", re.MULTILINE)
+_EVENT_LIKE = re.compile(rb"^( *)(?=" + re.escape(EVENT_PREFIX) + rb")", re.MULTILINE)
 
 STDOUT, STDERR = 1, 2
 
@@ -57,7 +57,7 @@ class LineEscaper:
         data = _EVENT_LIKE.sub(rb"\1 ", data)
         partial = data.rpartition(b"\n")[2]
         start = partial.lstrip(b" ")
-        if start and len(start) < len(MARK) and MARK.startswith(start):
+        if start and len(start) < len(EVENT_PREFIX) and EVENT_PREFIX.startswith(start):
             self._held, data, start = start, data[: -len(start)], b""
         self._blank = not start
         written = head + data

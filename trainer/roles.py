@@ -33,7 +33,7 @@ DEVICES = Path("/dev")  # has nvidia0 and so on, one for each GPU of the machine
 
 
 @dataclass(frozen=True)
-class Context:
+class RoleContext:
     """The input of every role: the task, the job, the port, held until TensorFlow takes it, and `stop_requested`."""
 
     task: TaskConfig
@@ -53,7 +53,7 @@ def import_for(strategy: str, role: str) -> None:
         import tensorflow as tf  # noqa: F401
 
 
-def run(context: Context) -> ExitCode:
+def run(context: RoleContext) -> ExitCode:
     """Do the task's work and return how it ended."""
     strategy, role = context.job.strategy, context.task.role
     if is_server(strategy, role):
@@ -88,7 +88,7 @@ def unused_gpus(environ: Mapping[str, str] = os.environ) -> str:
 _sessions: list[Session] = []
 
 
-def _workload(context: Context) -> Workload | Agent:
+def _workload(context: RoleContext) -> Workload | Agent:
     import keras
 
     from trainer.workloads.loading import load_agent, load_workload
@@ -102,24 +102,24 @@ def _workload(context: Context) -> Workload | Agent:
 
 
 @dataclass(frozen=True)
-class Prepared:
+class TrainingSetup:
     """Devices and tasks that are ready to train.
 
     `replicas` batches make a step; `make_session` creates the session of a job whose steps are known. `stop_requested` returns whether this task,
-    or a ps that it needs, was asked to stop; `watch` watches its ps.
+    or a ps that it needs, was asked to stop; `server_watch` watches its ps.
     """
 
     replicas: int
     make_session: Callable[[Job], Session]
     stop_requested: Callable[[], bool]
-    watch: "ServerWatch | None" = None
+    server_watch: "ServerWatch | None" = None
 
 
-def _single(context: Context, workload: Workload) -> Prepared:
+def _single(context: RoleContext, workload: Workload) -> TrainingSetup:
     from trainer.engine.collectives.all_reduce import AllReduce
     from trainer.engine.replicated import LocalSession
 
-    return Prepared(1, lambda job: LocalSession(workload, job, AllReduce()), context.stop_requested)
+    return TrainingSetup(1, lambda job: LocalSession(workload, job, AllReduce()), context.stop_requested)
 
 
 @contextmanager
@@ -133,7 +133,7 @@ def _signals_restored() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _multi_worker(context: Context, workload: Workload) -> Prepared:
+def _multi_worker(context: RoleContext, workload: Workload) -> TrainingSetup:
     from trainer.engine.collectives.all_reduce import AllReduce
     from trainer.engine.replicated import LocalSession
 
@@ -143,67 +143,71 @@ def _multi_worker(context: Context, workload: Workload) -> Prepared:
         all_reduce = AllReduce(len(names), names.index(context.task.name), context.job.train.gradients.wire)
     if message := all_reduce.connect(names, list(addresses.values())):
         context.report("notice", message=message)
-    return Prepared(all_reduce.size, lambda job: LocalSession(workload, job, all_reduce), context.stop_requested)
+    return TrainingSetup(all_reduce.size, lambda job: LocalSession(workload, job, all_reduce), context.stop_requested)
 
 
-def _mirrored(context: Context, workload: Workload) -> Prepared:
+def _mirrored(context: RoleContext, workload: Workload) -> TrainingSetup:
     from trainer.engine.mirrored import MirroredSession, devices
 
     names = devices(context.job.local_replicas)
-    return Prepared(len(names), lambda job: MirroredSession(workload, job, names), context.stop_requested)
+    return TrainingSetup(len(names), lambda job: MirroredSession(workload, job, names), context.stop_requested)
 
 
-def _parameter_server(context: Context, workload: Workload) -> Prepared:
+def _parameter_server(context: RoleContext, workload: Workload) -> TrainingSetup:
     from trainer.engine.parameter_server.asynchronous import AsynchronousSession
     from trainer.engine.parameter_server.synchronous import SynchronousSession
 
     connection, stop_requested = _connected(context)
     sync = context.job.train.sync
     if sync is None:
-        return Prepared(1, lambda job: AsynchronousSession(workload, job, connection, stop_requested), stop_requested, connection.watch)
+        return TrainingSetup(
+            1, lambda job: AsynchronousSession(workload, job, connection, stop_requested), stop_requested, connection.watch
+        )
     needed = sync.replicas_to_aggregate
-    return Prepared(needed, lambda job: SynchronousSession(workload, job, connection, stop_requested), stop_requested, connection.watch)
+    return TrainingSetup(
+        needed, lambda job: SynchronousSession(workload, job, connection, stop_requested), stop_requested, connection.watch
+    )
 
 
-def _connected(context: Context) -> "tuple[Connection, Callable[[], bool]]":
+def _connected(context: RoleContext) -> "tuple[Connection, Callable[[], bool]]":
     """Connect the chief to its servers, and watch them; also return a function that returns whether the chief, or a ps, was asked to stop."""
     from trainer.engine.parameter_server.server_watch import watch
     from trainer.engine.parameter_server.worker_pool import connect
 
     connection = connect(context.task)
-    watching = watch(context.task.peers(), context.job.scratch_dir, context.report)
-    return replace(connection, watch=watching), lambda: context.stop_requested() or bool(watching.leaving)
+    server_watch = watch(context.task.peers(), context.job.scratch_dir, context.report)
+    return replace(connection, watch=server_watch), lambda: context.stop_requested() or bool(server_watch.leaving)
 
 
-def _single_agent(context: Context, agent: Agent) -> Prepared:
+def _single_agent(context: RoleContext, agent: Agent) -> TrainingSetup:
     from trainer.engine.agents import LocalAgentSession
 
-    return Prepared(1, lambda job: LocalAgentSession(agent, job, context.stop_requested), context.stop_requested)
+    return TrainingSetup(1, lambda job: LocalAgentSession(agent, job, context.stop_requested), context.stop_requested)
 
 
-def _server_agent(context: Context, agent: Agent) -> Prepared:
+def _server_agent(context: RoleContext, agent: Agent) -> TrainingSetup:
     from trainer.engine.server_agents import ServerAgentSession
 
     connection, stop_requested = _connected(context)
-    return Prepared(1, lambda job: ServerAgentSession(agent, job, connection, stop_requested), stop_requested, connection.watch)
+    return TrainingSetup(1, lambda job: ServerAgentSession(agent, job, connection, stop_requested), stop_requested, connection.watch)
 
 
-_SESSIONS: dict[str, Callable[[Context, Workload], Prepared]] = {
+_SESSIONS: dict[str, Callable[[RoleContext, Workload], TrainingSetup]] = {
     "single": _single,
     "mirrored": _mirrored,
     "multi_worker_mirrored": _multi_worker,
     "parameter_server": _parameter_server,
 }
-_AGENT_SESSIONS: dict[str, Callable[[Context, Agent], Prepared]] = {
+_AGENT_SESSIONS: dict[str, Callable[[RoleContext, Agent], TrainingSetup]] = {
     "single": _single_agent,
     "parameter_server": _server_agent,
 }
 
 
-def _train(context: Context) -> ExitCode:
+def _train(context: RoleContext) -> ExitCode:
     from trainer.engine import epochs, loop
 
-    context.report.alive("starting")
+    context.report.heartbeat("starting")
     # All sessions but one configure TensorFlow's devices, so they are prepared before anything that starts it up.
     workload = _workload(context)
     if not STRATEGIES[context.job.strategy].single_replica:
@@ -211,20 +215,20 @@ def _train(context: Context) -> ExitCode:
     strategy = context.job.strategy
     if not peer_wait.wait(context.task, strategy, context.port, context.stop_requested, context.job.start_timeout):
         return ExitCode.STOPPED
-    prepared = _AGENT_SESSIONS[strategy](context, workload) if isinstance(workload, Agent) else _SESSIONS[strategy](context, workload)
-    job = epochs.with_steps(context.job, workload, prepared.replicas)  # not before: looking at a user's data may initialize TensorFlow
+    setup = _AGENT_SESSIONS[strategy](context, workload) if isinstance(workload, Agent) else _SESSIONS[strategy](context, workload)
+    job = epochs.with_steps(context.job, workload, setup.replicas)  # not before: looking at a user's data may initialize TensorFlow
     with explain_errors(workload):
-        session = prepared.make_session(job)
+        session = setup.make_session(job)
         _sessions.append(session)
         context.report("ready", seconds=time.time() - context.began)
         outcome = loop.run(
-            session, workload, job, context.report, prepared.stop_requested, context.stop_requested if prepared.watch else None
+            session, workload, job, context.report, setup.stop_requested, context.stop_requested if setup.server_watch else None
         )
-    if prepared.watch is not None:
-        prepared.watch.stop()
+    if setup.server_watch is not None:
+        setup.server_watch.stop()
     if not outcome.finished:
-        if prepared.watch is not None:
-            servers.notify_saved(tuple(prepared.watch.leaving), context.job.scratch_dir)
+        if setup.server_watch is not None:
+            servers.notify_saved(tuple(setup.server_watch.leaving), context.job.scratch_dir)
         if STRATEGIES[strategy].all_reduces:
             # Every task waits until the chief has saved; a peer that is lost now does no harm.
             with suppress(PeerLostError):
@@ -248,7 +252,7 @@ def explain_errors(workload: Workload | Agent) -> Iterator[None]:
         raise
 
 
-def _run_program(context: Context) -> ExitCode:
+def _run_program(context: RoleContext) -> ExitCode:
     """Run a program with manual placement on the servers of the cluster."""
     from trainer.engine.manual import program
     from trainer.programs.program_loading import load_program
@@ -261,13 +265,13 @@ def _run_program(context: Context) -> ExitCode:
     return ExitCode.DONE
 
 
-def _stop_servers(context: Context) -> None:
+def _stop_servers(context: RoleContext) -> None:
     """Inform every server that the run is done."""
     for name in servers.stop_all(context.task, context.job.scratch_dir):
         context.report("notice", message=f"{name} could not be reached at the end of the run; it ends by its orphan timeout")
 
 
-def _check_not_started(context: Context) -> None:
+def _check_not_started(context: RoleContext) -> None:
     """Raise WorkloadError when the user's code has already computed with TensorFlow: its devices can no longer be configured."""
     from tensorflow.python.eager.context import context as tensorflow_context
 
@@ -281,7 +285,7 @@ def _check_not_started(context: Context) -> None:
         )
 
 
-def _serve(context: Context) -> ExitCode:
+def _serve(context: RoleContext) -> ExitCode:
     finished = servers.serve(context.task, context.job.scratch_dir, context.stop_requested)
     if not finished:
         return ExitCode.STOPPED
@@ -289,7 +293,7 @@ def _serve(context: Context) -> ExitCode:
     return ExitCode.DONE
 
 
-def _evaluate(context: Context) -> ExitCode:
+def _evaluate(context: RoleContext) -> ExitCode:
     from trainer.engine import evaluator
 
     workload = _workload(context)
@@ -301,6 +305,6 @@ def _evaluate(context: Context) -> ExitCode:
     return ExitCode.DONE
 
 
-def _report_done(context: Context, step: int | None, metrics: dict[str, float], ended_early: str | None = None) -> None:
+def _report_done(context: RoleContext, step: int | None, metrics: dict[str, float], ended_early: str | None = None) -> None:
     early = {"ended_early": ended_early} if ended_early else {}
     context.report("done", step=step, seconds=time.time() - context.began, metrics=metrics, **early)

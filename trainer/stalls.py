@@ -1,4 +1,4 @@
-"""Detects a task without progress: by the events `alive` of the training process (trainer/events.py), or by the output of a user's own program."""
+"""Detects a task without progress: by the events `heartbeat` of the training process (trainer/events.py), or by the output of a user's own program."""
 
 from __future__ import annotations
 
@@ -86,10 +86,10 @@ class StallDetector:
             self._timer.cancel()
 
     def on_event(self, event: Mapping[str, Any]) -> None:
-        """Process an event of the training process; `alive` has its phase."""
+        """Process an event of the training process; `heartbeat` has its phase."""
         if self._by_output:
             self._progress("program")
-        if event["event"] != "alive" or self._by_output:
+        if event["event"] != "heartbeat" or self._by_output:
             return
         phase, step, seconds, steps = (event.get(key) for key in ("phase", "step", "seconds", "steps"))
         if isinstance(step, int):

@@ -14,7 +14,7 @@ class Traits(NamedTuple):
     """The properties of a strategy.
 
     `mandatory` and `optional`: its roles. `restarts`: role -> which tasks restart with a task of the role, "alone" or "all".
-    `threads`: the least TF_NUM_INTEROP_THREADS: with fewer, a task's data pipeline and the loop that reads it can wait for each other forever.
+    `min_inter_op_threads`: the least TF_NUM_INTEROP_THREADS: with fewer, a task's data pipeline and the loop that reads it can wait for each other forever.
     `trains`: it trains a model; else it runs a program that places its operations itself. `uses_servers`: its ps and workers are TensorFlow servers, which
     run the chief's operations until it stops them. `all_reduces`: its tasks exchange gradients with each other in every step, by an all-reduce.
     `on_devices`: its replicas are devices of one task.
@@ -23,7 +23,7 @@ class Traits(NamedTuple):
     mandatory: Tuple[str, ...]  # noqa: UP006
     optional: Tuple[str, ...]  # noqa: UP006
     restarts: Mapping[str, Scope]
-    threads: int
+    min_inter_op_threads: int
     trains: bool = True
     uses_servers: bool = False
     all_reduces: bool = False

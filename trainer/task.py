@@ -81,7 +81,7 @@ def main() -> NoReturn:
         os.environ.setdefault(name, value)
     task = parse(os.environ.get("TF_CONFIG"))
     settings = TrainerSettings.model_validate_json(os.environ["TRAINER_SETTINGS"])
-    threads, least = os.environ.get("TF_NUM_INTEROP_THREADS", ""), STRATEGIES[settings.strategy].threads
+    threads, least = os.environ.get("TF_NUM_INTEROP_THREADS", ""), STRATEGIES[settings.strategy].min_inter_op_threads
     if settings.strategy in SERVER_STRATEGIES and threads.isdecimal() and 0 < int(threads) < least:  # 0 lets TensorFlow choose
         os.environ["TF_NUM_INTEROP_THREADS"] = str(least)
     report = Reporter(task.name)
@@ -118,9 +118,9 @@ def _run(task: TaskConfig, settings: TrainerSettings, port: PortHolder, report: 
     users = module if colon else ""  # the module of a workload of the user's own
     own = os.getpid()
     try:
-        return roles.run(roles.Context(task, job(settings), port, report, stop, began))
+        return roles.run(roles.RoleContext(task, job(settings), port, report, stop, began))
     except PeerLostError as error:
-        _show_error(str(error), "" if report.start is None else str(report.start))
+        _show_error(str(error), "" if report.start_step is None else str(report.start_step))
         return ExitCode.PEER_LOST
     except StopError as error:
         _show_error(str(error))
@@ -138,7 +138,7 @@ def _run(task: TaskConfig, settings: TrainerSettings, port: PortHolder, report: 
         _show_error(_exit_message(error, users, trains=STRATEGIES[settings.strategy].trains), error_file.CODE_ENDED_PROCESS)
         return ExitCode.FINAL_FAILURE
     except Exception as error:  # noqa: BLE001 - any error becomes an exit code and an error line
-        return _failed(error, users, task, report.start or 0)
+        return _failed(error, users, task, report.start_step or 0)
 
 
 def _failed(error: Exception, users: str, task: TaskConfig, start: int) -> ExitCode:

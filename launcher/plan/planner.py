@@ -67,7 +67,7 @@ def plan(
     check_tf_config_size(by_role)
     settings = _settings(spec, rules, str(run_dir), digest)
     notices: tuple[str, ...] = ()
-    min_inter_op = STRATEGIES[spec.strategy].threads if spec.train else _MIN_INTER_OP_OF_COMMAND
+    min_inter_op = STRATEGIES[spec.strategy].min_inter_op_threads if spec.train else _MIN_INTER_OP_OF_COMMAND
     if rules.in_containers:
         machine = None
         shares = {member.name: _container_environment(member.resources.cpu, min_inter_op) for member in members}

@@ -25,7 +25,7 @@ from trainer.engine.cadence import REPORT_INTERVAL, Interval
 from trainer.engine.job import Job
 from trainer.engine.session import PeerLostError
 from trainer.exit_codes import ExitCode
-from trainer.roles import Context
+from trainer.roles import RoleContext
 from trainer.socket_filter import listen
 from trainer.strategies import SERVER_STRATEGIES
 from trainer.tf_config import split_address
@@ -54,7 +54,7 @@ def import_for(_strategy: str, _role: str) -> None:
     """Import nothing."""
 
 
-def run(context: Context) -> ExitCode:
+def run(context: RoleContext) -> ExitCode:
     """Do the task's work and return how it ended."""
     task, job = context.task, context.job
     assert "tensorflow" not in sys.modules, "a task imports TensorFlow before its engine does: tasks of this engine must start at once"
@@ -145,7 +145,7 @@ class _Worker:
 # Roles
 
 
-def _serve(context: Context) -> ExitCode:
+def _serve(context: RoleContext) -> ExitCode:
     ended = threading.Event()
 
     def answer(_connection: socket.socket, line: str) -> str:
@@ -162,7 +162,7 @@ def _serve(context: Context) -> ExitCode:
     return ExitCode.DONE
 
 
-def _evaluate(context: Context) -> ExitCode:
+def _evaluate(context: RoleContext) -> ExitCode:
     job, evaluated = context.job, 0
     changed_at, updated = time.monotonic(), None
     while not context.stop_requested():
@@ -185,7 +185,7 @@ def _evaluate(context: Context) -> ExitCode:
     return ExitCode.STOPPED
 
 
-def _follow(context: Context) -> ExitCode:
+def _follow(context: RoleContext) -> ExitCode:
     """Follow the steps of the leader of multi_worker_mirrored, and report a stop to it."""
     task = context.task
     _Listener(task.address, lambda _connection, _line: "here")
@@ -267,7 +267,7 @@ def _closed(connection: socket.socket) -> bool:
 class _Chief:
     """Does the chief's work between steps: reports, saves and writes run.json."""
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: RoleContext) -> None:
         self._context, self.job = context, context.job
         facts = {"name": self.job.run, "strategy": self.job.strategy, "workload": self.job.train.workload}
         self._facts = {**facts, "steps": self.job.steps, "spec_digest": self.job.spec_digest, "started": time.time()}
@@ -275,7 +275,7 @@ class _Chief:
         self._first, self._began = self.step, time.monotonic()
         if self.step:
             context.report("restored", step=self.step, path=str(_checkpoint_path(self.job, self.step)))
-        context.report.start = self.step
+        context.report.start_step = self.step
         self._saved_step = self.step or None
         checkpoint = self.job.checkpoint
         self._save_due = Interval(checkpoint.every_steps or 0, checkpoint.every_seconds)
@@ -332,7 +332,7 @@ class _Chief:
         run_state.write_atomically(self.job.run_dir / "run.json", json.dumps(self._facts))
 
 
-def _lead(context: Context) -> ExitCode:
+def _lead(context: RoleContext) -> ExitCode:
     task, job = context.task, context.job
     seconds = float(job.train.params.get("step_seconds", 0.05))
     silence_limit = _silence_limit(job)
@@ -373,7 +373,7 @@ def _silence_limit(job: Job) -> float:
     return float(job.train.params.get("silent_seconds", _SILENCE_LIMIT))
 
 
-def _progress(context: Context, step: int, seconds: float, **fields: Any) -> None:
+def _progress(context: RoleContext, step: int, seconds: float, **fields: Any) -> None:
     job = context.job
     facts: dict[str, Any] = {"steps": job.steps, "loss": 1 / (1 + step), "metrics": {"accuracy": 1 - 1 / (1 + step)}}
     context.report("progress", step=step, **facts, examples_per_second=1 / seconds, seconds_per_step=seconds, **fields)

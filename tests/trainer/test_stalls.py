@@ -24,7 +24,7 @@ from trainer import stack_signal
 stack_signal.register()
 
 def report(**fields):
-    os.write(int(os.environ["TRAINER_EVENTS_FD"]), json.dumps({"event": "alive", "time": time.time(), "task": "t", **fields}).replace(": ", ":").encode() + b"\\n")
+    os.write(int(os.environ["TRAINER_EVENTS_FD"]), json.dumps({"event": "heartbeat", "time": time.time(), "task": "t", **fields}).replace(": ", ":").encode() + b"\\n")
 
 def trains(seconds=1.0):
     report(phase="training", step=1)
@@ -60,7 +60,7 @@ def test_a_stall_is_reported_with_the_tasks_activity_and_so_is_its_end(trainers:
     assert run.event("resumed")["seconds"] > LIMIT
     assert run.event("stalled", 2)["place"].startswith("task.py:")
     assert not run.events("restarting")
-    assert not run.events("alive")
+    assert not run.events("heartbeat")
 
 
 @pytest.mark.parametrize("restart", ["on_failure", "exit_code"])

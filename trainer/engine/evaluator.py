@@ -61,7 +61,7 @@ def evaluate_checkpoints(
                 if ended and chief.has_last(paths, report):
                     evaluator.finish()
                     return evaluator.last()
-                report.alive("waiting")
+                report.heartbeat("waiting")
                 time.sleep(_POLL_INTERVAL)
             elif (problem := evaluator.load(path)) is not None:
                 if message := seen.failed(path, problem):
@@ -194,16 +194,16 @@ class _Evaluator:
         """Evaluate the loaded checkpoint, record and report the result; return False if `stop_requested` returned True before the end."""
         step = int(self._step.numpy())
         moving_averages.take(self._model, self._optimizer)
-        self._report.alive("evaluating", step=step)
+        self._report.heartbeat("evaluating", step=step)
 
         def report_and_check() -> bool:
-            self._report.alive("evaluating", step=step)
+            self._report.heartbeat("evaluating", step=step)
             return stop_requested()
 
         metrics = self._evaluation.run(report_and_check)
         if metrics is None:
             return False
-        self._report.alive("saving", step=step)
+        self._report.heartbeat("saving", step=step)
         if self._best:  # before the evaluation is recorded: an evaluator that is killed in between repeats both
             self._best.offer(step, metrics, self._model.weights)
             self._best.wait(_LAST_TIMEOUT)

@@ -89,7 +89,7 @@ def _run(
     chief: "_Chief | None",
 ) -> TrainingOutcome:
     session.begin_at(chief.restore() if chief else 0)
-    report.start = session.step
+    report.start_step = session.step
     worker_reporter = _WorkerReporter(job, report)
     every = (job.evaluate_every, job.checkpoint.every_steps, job.summaries_every, job.profile_every, job.report_every)
     # Every task takes the chief's proposal for the next call, so that all run the same number of steps.
@@ -97,9 +97,9 @@ def _run(
     wanted = proposal = fixed or 1
     profile_due = Interval(job.profile_every)  # not `step % every`: asynchronous steps may skip that one
     profile_due.start(session.step)
-    report.alive("callbacks", step=session.step)
+    report.heartbeat("callbacks", step=session.step)
     stop, finish = False, hooks.begin(session.step, chief.evaluate if chief else None)
-    report.alive("training", step=session.step)
+    report.heartbeat("training", step=session.step)
     step = session.step  # as reported; the session may be ahead of it after a checkpoint
     while step < job.steps and not (stop or finish):
         profiling = profile_due(step)
@@ -109,14 +109,14 @@ def _run(
             progress = session.run(steps, stop=stop_requested(), finish=ends_early, next_steps=proposal)
         divergence.check(progress.not_finite)
         step = progress.step
-        report.alive("training", step=step, steps=progress.steps)
+        report.heartbeat("training", step=step, steps=progress.steps)
         finish = progress.finish and step < job.steps
         stop = progress.stop and step < job.steps and not finish
         (chief or worker_reporter).after(progress)
         if hooks.present:
-            report.alive("callbacks", step=step)
+            report.heartbeat("callbacks", step=step)
         finish = hooks.after(progress) or finish
-        report.alive("training", step=step, steps=0)
+        report.heartbeat("training", step=step, steps=0)
         if chief and not finish:  # the end is saved when callbacks have been called for it
             chief.save_when_due(progress)
         wanted = progress.next_steps or wanted
@@ -281,13 +281,13 @@ class _Chief:
         self._session.fetch()
         if self._hooks.end(finished=finished):  # callbacks have changed the weights after they were saved
             self._saved_step = None
-        self._report.alive("saving", step=step)
+        self._report.heartbeat("saving", step=step)
         self.saver.complete(self._own_stop_requested, stopping=stopping, since=began)
         if self._saved_step != step or self.saver.last != step:
             self._save(step, last=True)
         if finished:
             self.evaluate(step)
-        self._report.alive("saving", step=step)
+        self._report.heartbeat("saving", step=step)
         self.saver.complete(self._own_stop_requested, stopping=stopping, since=began)
         if finished or stopping:
             until = self._export_until(began if stopping else None)
@@ -360,7 +360,7 @@ class _Chief:
         if self._evaluated_step == step and not self._evaluated.changed():
             return self._metrics
         began, phase = time.monotonic(), self._report.phase or "training"
-        self._report.alive("evaluating", step=step)
+        self._report.heartbeat("evaluating", step=step)
         if self._evaluation is None:
             self._evaluation = model_ops.evaluation(
                 self._workload, self._session.model, self._job.evaluation_batch_size, self._sharded_tables
@@ -368,7 +368,7 @@ class _Chief:
         with moving_averages.shown(self._session.model, self._session.optimizer):
             self._metrics = self._hooks.evaluation(partial(self._evaluate_batches, self._evaluation))
             if self._best and self._divergence.may_save(step):
-                self._report.alive("saving", step=step)
+                self._report.heartbeat("saving", step=step)
                 self._best.offer(step, self._metrics, self._session.model.weights, self._stop_requested)
         self._evaluated_step, self._evaluated = step, Snapshot(self._session.model.weights if self._hooks.present else ())
         if not self._job.has_evaluator:  # which writes these files itself
@@ -377,12 +377,12 @@ class _Chief:
             self._files.wait(_WRITE_TIMEOUT)
         self._update_record("running", step, metrics=self._metrics)
         self._report("evaluated", step=step, metrics=self._metrics, seconds=time.monotonic() - began)
-        self._report.alive(phase, step=step)  # the phase before: callbacks may evaluate, too
+        self._report.heartbeat(phase, step=step)  # the phase before: callbacks may evaluate, too
         return self._metrics
 
     def _evaluate_batches(self, evaluation: model_ops.ModelEvaluation) -> dict[str, float]:
         def report_alive() -> bool:
-            self._report.alive("evaluating")
+            self._report.heartbeat("evaluating")
             return False
 
         return evaluation.run(report_alive) or {}
@@ -390,12 +390,12 @@ class _Chief:
     def _save(self, step: int, *, last: bool = False) -> None:
         if not self._divergence.may_save(step):
             return
-        self._report.alive("saving", step=step)
+        self._report.heartbeat("saving", step=step)
         if self.saver.save(step, self._hooks.state(step), last=last):
             self._saved_step = step
             if not last and self._session.tables and self._session.tables.blocked_while_saved:
                 self.saver.complete(self._own_stop_requested, stopping=False)  # rows are read from the servers while they are written
-        self._report.alive("training", step=step)
+        self._report.heartbeat("training", step=step)
 
 
 def _waits(progress: CallProgress | WorkerProgress) -> dict[str, Any]:

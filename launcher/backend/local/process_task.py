@@ -18,7 +18,7 @@ from launcher.runs.run_controller import ControlledTask
 from launcher.runs.state_writer import log_message
 from launcher.runs.task_tracker import TaskTracker
 from trainer import stacks
-from trainer.events import MARK, Event, parse
+from trainer.events import EVENT_PREFIX, Event, parse
 from trainer.exit_codes import ExitCode, exit_code_of
 
 _READ_SIZE = 64 * 1024
@@ -164,7 +164,7 @@ class ProcessTask(ControlledTask):
         events = []
         for line in lines:
             # Most lines are no events: check the prefix before decoding.
-            event = parse(line.decode("utf-8", "replace")) if line.startswith(MARK) else None
+            event = parse(line.decode("utf-8", "replace")) if line.startswith(EVENT_PREFIX) else None
             if event is not None:
                 events.append(event)
             elif (shown := as_shown(line)).strip():

@@ -185,7 +185,7 @@ def exit_process(report: Reporter, reason: str) -> None:
     try:
         saving.wait_for_saves()
         print(reason, file=sys.stderr)
-        error_file.write(reason, "" if report.start is None else str(report.start))
+        error_file.write(reason, "" if report.start_step is None else str(report.start_step))
         sys.stdout.flush()
         sys.stderr.flush()
     finally:  # even if something could not be written: nothing else ends this process
