@@ -48,10 +48,7 @@ def interrupted(paths: RunPaths, snapshot: Snapshot) -> RunStatus:
         else dataclasses.replace(task, state=State.INTERRUPTED, reason=_KILLED, pid=orphans.get(task.name, [None])[0])
         for task in snapshot.status.tasks
     )
-    ended = snapshot.status.ended or _written_at(paths)
-    return dataclasses.replace(
-        snapshot.status, state=State.INTERRUPTED, reason=reason, reason_task="", ended=ended, eta=None, save_failed=None, tasks=tasks
-    )
+    return snapshot.status.with_end(State.INTERRUPTED, reason, snapshot.status.ended or _written_at(paths), tasks=tasks)
 
 
 def clear(paths: RunPaths, *, now: bool) -> int:

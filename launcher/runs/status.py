@@ -1,5 +1,6 @@
 """The states, statuses and log lines of runs and their tasks, for all backends."""
 
+import dataclasses
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -154,6 +155,11 @@ class RunStatus:
     def local_run_dir(self) -> Path | None:
         """The run directory if it is on this machine, else None."""
         return Path(self.run_dir.name) if self.run_dir and self.run_dir.kind == "directory" else None
+
+    def with_end(self, state: State, reason: str, ended: float | None, **changes: Any) -> "RunStatus":
+        """Return the status of the run after this end, with further `changes`; the reason is the run's own unless they have its `reason_task`."""
+        own: dict[str, Any] = {"reason_task": "", "eta": None, "save_failed": None}
+        return dataclasses.replace(self, state=state, reason=reason, ended=ended, **own | changes)
 
 
 def run_status_of(document: dict[str, Any]) -> RunStatus:

@@ -283,10 +283,7 @@ class DockerBackend:
             asked = State.STOPPED, "asked to stop at once" if now else "asked to stop"
             state, reason = (before.state, before.reason) if ended_before or before.state is State.SUCCEEDED else asked
             ended = time.time()
-            tasks = tuple(_ended(task, ended) for task in before.tasks)
-            status = dataclasses.replace(
-                before, state=state, reason=reason, reason_task="", ended=ended, eta=None, save_failed=None, tasks=tasks
-            )
+            status = before.with_end(state, reason, ended, tasks=tuple(_ended(task, ended) for task in before.tasks))
         with translate_os_errors(f"noting that {paths.name} has ended"):
             state_file.write(paths.state, dataclasses.replace(snapshot, status=dataclasses.replace(status, tensorboard="")))
 
@@ -345,7 +342,7 @@ def _removed(paths: RunPaths, status: RunStatus) -> RunStatus:
     if status.state not in ENDED or status.state is State.SUCCEEDED:
         return status
     reason = f"{paths.run_dir} was removed while the run ran" + (f"; {status.reason}" if status.reason else "")
-    return dataclasses.replace(status, state=State.FAILED, reason=reason, ended=time.time())
+    return status.with_end(State.FAILED, reason, time.time(), reason_task=status.reason_task)
 
 
 def _is_current(status: RunStatus, containers: list[Container]) -> bool:

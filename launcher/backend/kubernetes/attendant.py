@@ -6,7 +6,6 @@ minutes. If it ends earlier, by a signal or with its node, another pod continues
 """
 
 import argparse
-import dataclasses
 import signal
 import sys
 import time
@@ -93,9 +92,7 @@ class Attendant:
         failure = self._reconciler.start_timeout_reason(snapshot, status, self._start_timeout) or reconcile.evicted_too_often(snapshot)
         if not failure or not self._status_reader.is_unchanged():
             return status
-        return dataclasses.replace(
-            status, state=State.FAILED, reason=failure, reason_task="", ended=self._cluster.now(), eta=None, save_failed=None
-        )
+        return status.with_end(State.FAILED, failure, self._cluster.now())
 
     def _record_end(self, status: RunStatus) -> Iterator[str]:
         """Record how the run has ended: on the attendant's Job, and in the run's record if a launcher has created one."""

@@ -294,9 +294,7 @@ class KubernetesBackend:
         )
         if failure and watched.status_reader.is_unchanged():
             notes.append(failure)
-            failed = dataclasses.replace(
-                status, state=State.FAILED, reason=failure, reason_task="", ended=watched.cluster.now(), eta=None, save_failed=None
-            )
+            failed = status.with_end(State.FAILED, failure, watched.cluster.now())
             teardown.stop(watched.cluster, failed, name, PodLogs(watched.cluster, self._log_directory(watched.cluster, name)), now=False)
             self._forget(name)
         elif status.state in {State.SUCCEEDED, State.FAILED} and not run_record.start_in_progress(watched.record, watched.cluster.now()):

@@ -117,13 +117,10 @@ def _final_status(before: RunStatus, task_events: TaskEvents, now: float, notice
     done = [task.state is State.SUCCEEDED or task_events.is_done(task.name) for task in before.tasks]
     tasks = tuple(_stopped(task, now, done=is_done) for task, is_done in zip(before.tasks, done, strict=True))
     finished = bool(done) and all(done)
-    return dataclasses.replace(
-        before,
-        state=State.SUCCEEDED if finished else State.STOPPED,
-        reason="it was done before it stopped" if finished else "asked to stop" + (f"; {notice}" if notice else ""),
-        reason_task="",
-        ended=now,
-        eta=None,
+    return before.with_end(
+        State.SUCCEEDED if finished else State.STOPPED,
+        "it was done before it stopped" if finished else "asked to stop" + (f"; {notice}" if notice else ""),
+        now,
         tasks=tasks,
         step=progress.step if progress.step is not None else before.step,
         checkpoint=progress.checkpoint or before.checkpoint,

@@ -7,7 +7,7 @@ import pytest
 
 from launcher.backend.kubernetes.task_events import TaskEvents
 from launcher.backend.kubernetes.teardown import _final_status, _UnresponsiveNodes, unsaved_notice
-from launcher.runs.status import LogLine, RunStatus, State, TaskStatus
+from launcher.runs.status import LogLine, RunStatus, SaveFailure, State, TaskStatus
 
 
 @pytest.mark.parametrize(
@@ -27,6 +27,13 @@ def test_a_run_whose_tasks_all_finished_has_succeeded(finished: tuple[str, ...],
     ended = _final_status(RunStatus("digits", "kubernetes", State.RUNNING, tasks=tasks), task_events, 2.0)
     assert (ended.state, ended.reason) == (state, reason)
     assert [task.state is State.SUCCEEDED for task in ended.tasks] == [task.name in finished for task in tasks]
+
+
+def test_a_stopped_run_has_neither_a_failed_save_nor_time_left() -> None:
+    failure = SaveFailure("/var/tf/runs/digits", "no space left", until=1800.0)
+    before = RunStatus("digits", "kubernetes", State.RUNNING, "full", reason_task="chief", eta=60.0, save_failed=failure)
+    ended = _final_status(before, TaskEvents("chief"), 2.0)
+    assert ended == RunStatus("digits", "kubernetes", State.STOPPED, "asked to stop", ended=2.0)
 
 
 def pod(task: str, node: str, *, answers: bool) -> dict[str, Any]:
