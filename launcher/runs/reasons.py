@@ -43,7 +43,7 @@ def shortened(line: str) -> str:
 
 @dataclass
 class StartPhase:
-    """Whether a task's training process is still starting. Its parent may report missing peers shortly after `ready`; that is ignored."""
+    """Whether a task's training process is still starting. A `waiting` event with missing peers that comes after `ready` is late, and is ignored."""
 
     ready: bool = False
 

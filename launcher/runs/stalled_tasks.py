@@ -1,4 +1,4 @@
-"""Tasks that make no progress, from their parents' events, and the tasks among them that hold up a run. Pure."""
+"""Finds tasks that make no progress, by their parents' events, and those among them that hold up a run. Pure."""
 
 from dataclasses import dataclass, replace
 
@@ -46,7 +46,10 @@ def awaited_servers(event: Event) -> list[str]:
 
 
 def stall_causes(status: RunStatus) -> list[TaskStatus]:
-    """Return the tasks that hold up a run: the stalled ones that do not wait for others, else those that wait for servers, else the first."""
+    """Return the tasks that hold up a run.
+
+    These are the stalled tasks that wait for no other task; if there are none, those that wait for servers; if there are none, the first stalled task.
+    """
     stalled = [task for task in status.tasks if task.stalled and task.state not in ENDED]
     candidates = ([task for task in stalled if task.stalled not in waits] for waits in (_WAITS, {"peers"}))
     return next(filter(None, candidates), stalled[:1])

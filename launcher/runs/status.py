@@ -147,7 +147,7 @@ class RunStatus:
     data_lost: DataLoss | None = None
     user: str = ""  # the user who started it, if several may
     mine: bool = True  # False if another user is known to have started it
-    attended: bool = True  # False if some work, such as replacing pods of lost nodes, is done only while a launcher watches
+    attended: bool = True  # False if the work of a watching launcher, such as replacing pods of lost nodes, is done only while one watches
     notified: tuple[str, ...] = ()  # the outcome of each message to people
     missing: tuple[str, ...] = ()  # objects of the run that were deleted or lost their labels, as their backend names them
 

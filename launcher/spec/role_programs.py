@@ -121,8 +121,8 @@ def leading_role(spec: ClusterSpec) -> Role:
 def mount_of(spec: ClusterSpec) -> Literal["one", "all"]:
     """Return which tasks mount the run's volume on Kubernetes: the leader, beside evaluator and TensorBoard, or all.
 
-    All tasks of a user's program may write to it. With the built-in trainer only the leader does; the others get the restored values from the leader.
-    If the leader is one of several workers, all of them mount it, since the pods of one role are alike.
+    All tasks of a user's program may write to it. With the built-in trainer only the leader and the evaluator do; ps and workers get the restored
+    values from the leader. If the leader is one of several workers, all of them mount it, since the pods of one role are alike.
     """
     if spec.storage is not None and spec.storage.mount is not None:
         return spec.storage.mount

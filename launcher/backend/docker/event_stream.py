@@ -87,9 +87,8 @@ class EventReader:
         self._engine, self._run, self._inbox = engine, run, inbox
         self._closing = threading.Event()
         self._streams = _OpenStreams()
-        self._since: Any = (
-            None  # the time of the first event that is not known yet: seconds with nine decimals, as the engine's API takes it
-        )
+        # The time of the first event that is not known yet: seconds with nine decimals, as the engine's API takes it.
+        self._since: Any = None
         self._logs = {
             task: threading.Thread(target=self._follow, args=(task, container), name=f"log of {task}", daemon=True)
             for task, container in containers.items()

@@ -53,7 +53,7 @@ class LogSink(Protocol):
 class PodLogs:
     """Reads the new lines of pods' logs. It stores the lines in `directory`, if that is not None.
 
-    It passes all lines on to another reader, `sink`, for example in another thread, which then need not request them.
+    `sink`: another reader, for example in another thread, that gets all lines, and so need not request them.
     """
 
     def __init__(self, cluster: Cluster, directory: Path | None = None, sink: LogSink | None = None) -> None:

@@ -24,11 +24,12 @@ NODE_LOST_STATUS = {"status": {"phase": "Failed", "reason": "NodeLost", "message
 
 
 def lost_pods(snapshot: ClusterSnapshot, now: float, lost_after: float) -> list[Object]:
-    """Return the pods that are lost with their node: Kubernetes has deleted them because of it, and still lists them `lost_after` seconds later. Pure.
+    """Return the pods of lost nodes. `now` is the cluster's time. Pure.
 
-    A node that answers is not lost: a pod there may still be saving, and its replacement would share its volume. `now` is the cluster's time.
-    Once one deleted pod of an unresponsive node is lost, all deleted pods of that node are. Pods that mount the run's volume come first, non-task
-    pods before tasks; otherwise the scheduler would keep a replacement on the dead node.
+    A pod is lost if it was deleted because its node does not answer, and it still exists `lost_after` seconds later. If one pod of such a node is
+    lost, so are all its deleted pods. A node with a ready pod answers, and its pods are not lost: one may still be saving, and its replacement
+    would share its volume. Pods that mount the run's volume come first, else the scheduler would bind a replacement to the lost node; within
+    both groups tasks come last.
     """
     # The cluster sets Ready to false on all pods of a node that does not answer.
     answering = {node_of(pod) for pod in snapshot.pods if pod_status.condition(pod, "Ready")}
@@ -45,7 +46,10 @@ def _volume_first(pod: Object) -> tuple[bool, bool]:
 
 
 def deleted_since(pod: Object) -> float | None:
-    """Return when the deletion of a pod whose node does not answer began; of a pod that was never ready, when it should have ended; else None."""
+    """Return the time from which `lost_after` counts for a pod; None if it is not known that its node does not answer.
+
+    That is the time of its deletion; for a pod that was never ready, the end of its grace period.
+    """
     head = pod["metadata"]
     if not head.get("deletionTimestamp") or pod["status"].get("phase") not in {"Running", "Pending"}:
         return None

@@ -173,8 +173,8 @@ def remove(cluster: Cluster, run: str, existing: Iterable[ObjectRef] | None = No
 def await_ended(cluster: Cluster, run: str, within: float, on_poll: Callable[[], object] | None = None) -> list[pod_status.Object]:
     """Wait until all pods of a run whose Jobs were deleted are gone, calling `on_poll`. Raises LauncherError with those that remain.
 
-    Returns the pods that did not end by themselves, those on lost nodes. They are force-deleted after `within` seconds, or when no others are
-    left and their deletion and grace period are a minute past. Until then their programs may still save on the disconnected node.
+    Returns the pods of lost nodes, which are deleted by force: after `within` seconds; earlier, once only such pods are left and a minute has
+    passed since the end of their grace period. Before that, a program on the disconnected node may still be saving.
     """
     began = time.monotonic()
     while (pods := status_source.pods_of(cluster, run)) and time.monotonic() < began + within:

@@ -138,8 +138,8 @@ def _claims(cluster: Cluster, run: str, jobs: Iterable[Object]) -> list[Object]:
 def relevant_pods(pods: Iterable[Object]) -> list[Object]:
     """Return the pods that matter for a run's status: its tasks', and others that tie its tasks to a lost node. Pure.
 
-    The pods of a volume for one node are scheduled where one of them is, until that has ended. So a pod of TensorBoard that is being deleted on
-    a node that does not answer keeps the chief's next pod from every other node.
+    Pods that mount a volume for one node are scheduled to the node where one of them is, until that one has ended. So a pod of TensorBoard that
+    is being deleted on a node that does not answer keeps the chief's next pod from every other node.
     """
     return [pod for pod in pods if _has(pod, CLUSTER_LABEL) or (_may_block(pod) and _is_ending(pod))]
 

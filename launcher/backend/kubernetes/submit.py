@@ -33,9 +33,8 @@ def reserve(cluster: Cluster, run: Run, is_cancelled: Callable[[], bool] = never
     Raises UsageError if the run is active, or if another launcher is starting it: of two, one gets the lease.
     """
     for _ in range(_TRIES):
-        before = cluster.get(
-            "ConfigMap", run_record.name_of(run.name)
-        )  # first: the state checked below must still hold when the lease is taken
+        # First: the state checked below must still hold when the lease is taken.
+        before = cluster.get("ConfigMap", run_record.name_of(run.name))
         run_record.refuse_if_starting(cluster, run.name, before)
         ended = _ended(cluster, run.name, before)
         run_objects.refuse_claim_of_others(cluster, run)
