@@ -18,6 +18,7 @@ from launcher.backend.kubernetes.attendant_notes import DeletedPod, LastLines
 from launcher.backend.kubernetes.client import Cluster
 from launcher.backend.kubernetes.errors import ForbiddenError
 from launcher.backend.kubernetes.notifier import Notifier
+from launcher.backend.kubernetes.object_fields import has_ended, is_active, is_being_deleted
 from launcher.backend.kubernetes.pod_logs import PodLogs
 from launcher.backend.kubernetes.pod_status import ClusterSnapshot, Object
 from launcher.backend.kubernetes.status_source import StatusReader
@@ -107,11 +108,9 @@ class Attendant:
         """Save the last lines of pods that are gone, are about to go, or are on nodes that do not answer."""
         if self._recorded_end:
             # The status of a run that has ended no longer reads them.
-            self._status_reader.logs.new_lines(
-                [pod for pod in snapshot.pods if pod["metadata"].get("deletionTimestamp")], tail=attendant_notes.MAX_LINES
-            )
+            self._status_reader.logs.new_lines([pod for pod in snapshot.pods if is_being_deleted(pod)], tail=attendant_notes.MAX_LINES)
         current = {pod["metadata"]["name"]: pod for pod in snapshot.pods}
-        leaving = {name: pod for name, pod in current.items() if reconcile.deleted_since(pod) is not None or _is_deleted(pod)}
+        leaving = {name: pod for name, pod in current.items() if _is_leaving(pod)}
         deleted = self._lines.pop({name: pod for name, pod in self._pods.items() if name not in current} | leaving)
         self._pods = current or self._pods
         self._deleted_pods += deleted
@@ -140,9 +139,9 @@ class Attendant:
         self._cluster.patch("Job", self._name, {"metadata": {"annotations": dict(annotations)}})
 
 
-def _is_deleted(pod: Object) -> bool:
-    """Return whether a pod was deleted and has ended: it may be gone before the attendant looks again."""
-    return bool(pod["metadata"].get("deletionTimestamp")) and pod.get("status", {}).get("phase") in {"Succeeded", "Failed"}
+def _is_leaving(pod: Object) -> bool:
+    """Return whether a pod was deleted, and has ended or its node does not answer: it may be gone before the attendant looks again."""
+    return reconcile.deleted_since(pod) is not None or (is_being_deleted(pod) and has_ended(pod))
 
 
 def run_is_idle(snapshot: ClusterSnapshot) -> bool:
@@ -150,8 +149,7 @@ def run_is_idle(snapshot: ClusterSnapshot) -> bool:
 
     An earlier pod of the attendant on a lost node counts too: the attendant's Job completes only after that pod has ended.
     """
-    at_work = any(pod.get("status", {}).get("phase") in {"Pending", "Running"} for pod in snapshot.pods)
-    return not at_work and all(map(pod_status.creates_no_more_pods, snapshot.jobs))
+    return not any(map(is_active, snapshot.pods)) and all(map(pod_status.creates_no_more_pods, snapshot.jobs))
 
 
 def attend(attendant: Attendant) -> int:

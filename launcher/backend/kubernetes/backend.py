@@ -32,6 +32,7 @@ from launcher.backend.kubernetes import (
 from launcher.backend.kubernetes.client import Cluster, Object
 from launcher.backend.kubernetes.ended_status import BACKEND
 from launcher.backend.kubernetes.errors import UnreachableError, WebhookError, run_unreachable
+from launcher.backend.kubernetes.object_fields import is_being_deleted
 from launcher.backend.kubernetes.pod_logs import PodLogs
 from launcher.backend.kubernetes.pod_status import ClusterSnapshot
 from launcher.backend.kubernetes.run_context import MissingObjects, RunContext
@@ -419,7 +420,7 @@ class KubernetesBackend:
         if lease is not None:
             run_record.verify(cluster, lease)
         claim = cluster.get("PersistentVolumeClaim", run.claim) if run.storage is not None else None
-        has_data = claim is not None and not claim["metadata"].get("deletionTimestamp")
+        has_data = claim is not None and not is_being_deleted(claim)
         if has_data:
             helper_pod.rename_directory(cluster, run, new_name)
         if lease is not None:  # if the new start fails, the old run must not come back under its old name

@@ -5,20 +5,19 @@ controller and admission. An unknown reason is reported unchanged.
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from launcher import images
 from launcher.backend.kubernetes import node_capacity
+from launcher.backend.kubernetes.object_fields import Object, condition_entry
 from launcher.files import json_object
 from launcher.plan import role_rules
 from launcher.plan.container_paths import CONTAINER_RUNS
 from launcher.render.kubernetes.objects import INSTANCE, TRAINER
 from launcher.runs.reasons import RESTRICTION_REMEDY, LastError, cause_with_output, meets_restriction, reports_kill
 from trainer.exit_codes import describe
-
-Object = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -314,15 +313,11 @@ def _sidecars(pod: Object) -> set[str]:
 
 def is_unschedulable(pod: Object) -> bool:
     """Return whether the scheduler has found no node for a pod."""
-    return any(
-        (condition["type"], condition.get("reason")) == ("PodScheduled", "Unschedulable")
-        for condition in pod.get("status", {}).get("conditions", [])
-    )
+    return bool(condition_entry(pod, "PodScheduled").get("reason") == "Unschedulable")
 
 
 def _diagnose_scheduling(pod: Object, nodes: Sequence[Object]) -> Diagnosis | None:
-    conditions = {condition["type"]: condition for condition in pod.get("status", {}).get("conditions", [])}
-    scheduled = conditions.get("PodScheduled", {})
+    scheduled = condition_entry(pod, "PodScheduled")
     if scheduled.get("status") != "False":
         return None
     if scheduled.get("reason") == "SchedulingGated":
@@ -378,16 +373,14 @@ def is_unresponsive(pod: Object) -> bool:
     The cluster then sets the pod's Ready to false; container statuses stay as last reported. A deletion for a taint is no sign of
     this: people taint nodes too, and the pod may still be saving.
     """
-    conditions = {condition["type"]: condition for condition in pod.get("status", {}).get("conditions", [])}
-    ready, containers = conditions.get("Ready", {}), conditions.get("ContainersReady", {})
+    ready, containers = condition_entry(pod, "Ready"), condition_entry(pod, "ContainersReady")
     is_withdrawn = ready.get("status") == "False" and containers.get("status") == "True" and not ready.get("reason")
     return pod.get("status", {}).get("reason") == "NodeLost" or ready.get("reason") == "NodeNotReady" or is_withdrawn
 
 
 def is_evicted_by_taint(pod: Object) -> bool:
     """Return whether a pod was deleted because of a taint on its node, which is lost or must not run pods."""
-    conditions = pod.get("status", {}).get("conditions", [])
-    return any(condition["type"] == "DisruptionTarget" and condition.get("reason") == "DeletionByTaintManager" for condition in conditions)
+    return bool(condition_entry(pod, "DisruptionTarget").get("reason") == "DeletionByTaintManager")
 
 
 def _because(message: object) -> str:

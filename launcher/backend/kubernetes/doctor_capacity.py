@@ -8,6 +8,7 @@ from launcher.backend.check_results import CheckResult, ok, problem, warning
 from launcher.backend.kubernetes import diagnosis, node_capacity
 from launcher.backend.kubernetes.client import Cluster, Object
 from launcher.backend.kubernetes.node_capacity import parse_quantity
+from launcher.backend.kubernetes.object_fields import has_ended
 from launcher.errors import LauncherError
 from launcher.render.kubernetes import pods
 from launcher.spec.containers import Container
@@ -102,7 +103,7 @@ def subtract_requests(nodes: Sequence[Node], pods: Sequence[Object]) -> None:
     by_name = {node.name: node for node in nodes}
     for pod in pods:
         assigned = by_name.get(pod.get("spec", {}).get("nodeName", ""))
-        if assigned is None or pod.get("status", {}).get("phase") in {"Succeeded", "Failed"}:
+        if assigned is None or has_ended(pod):
             continue
         assigned.free["pods"] = assigned.free.get("pods", 0.0) - 1
         for container in pod["spec"].get("containers", ()):

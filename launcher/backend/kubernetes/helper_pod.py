@@ -7,7 +7,8 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 
 from launcher.backend.kubernetes import diagnosis, pod_status, status_source
-from launcher.backend.kubernetes.client import Cluster, Object
+from launcher.backend.kubernetes.client import Cluster, Object, claims_of
+from launcher.backend.kubernetes.object_fields import has_ended, is_being_deleted
 from launcher.errors import LauncherError, UsageError
 from launcher.plan.container_paths import CONTAINER_RUNS
 from launcher.render.kubernetes import pods, storage
@@ -27,7 +28,7 @@ _SERVING_DEADLINE = 4 * 3600.0  # seconds after which a serving pod ends if its 
 def with_claim_access(cluster: Cluster, run: Run) -> Run:
     """Return the run with the access mode of its existing claim, the widest of several: a claim's mode cannot be changed."""
     claim = cluster.get("PersistentVolumeClaim", run.claim) if run.storage is not None else None
-    if claim is None or claim["metadata"].get("deletionTimestamp"):
+    if claim is None or is_being_deleted(claim):
         return run
     modes = claim["spec"].get("accessModes") or ()
     return dataclasses.replace(run, claim_access=next((mode for mode in _MODES if mode in modes), None))
@@ -93,9 +94,8 @@ def node_constraints(run: Run, own_pods: Iterable[Object]) -> Object:
     if access == "ReadWriteMany":
         return {}
     for pod in own_pods:
-        claims = [(volume.get("persistentVolumeClaim") or {}).get("claimName") for volume in pod["spec"].get("volumes") or ()]
         node = pod["spec"].get("nodeName")
-        if run.claim not in claims or not node or pod.get("status", {}).get("phase") in {"Succeeded", "Failed"}:
+        if run.claim not in claims_of(pod["spec"]).values() or not node or has_ended(pod):
             continue
         if access == "ReadWriteOncePod":
             raise UsageError(
@@ -111,7 +111,7 @@ def node_constraints(run: Run, own_pods: Iterable[Object]) -> Object:
 def delete_finished(cluster: Cluster, run: str) -> None:
     """Delete the run's helper pods that have ended and whose launcher was killed: they keep a claim from being deleted."""
     for pod in cluster.list_objects("Pod", {**status_source.labels_of(run), COMPONENT: HELPER_POD}):
-        if pod.get("status", {}).get("phase") in {"Succeeded", "Failed"}:
+        if has_ended(pod):
             cluster.delete("Pod", pod["metadata"]["name"], uid=pod["metadata"]["uid"])
 
 
@@ -176,7 +176,7 @@ def _await_phase(cluster: Cluster, name: str, action: str, timeouts: dict[str, f
         waited = time.monotonic() - began
         found = diagnosis.diagnose_pod(pod)
         is_overdue = found is not None and waited > (_PROBLEM_TIMEOUTS["config"] if found.final else timeouts.get(found.kind, _TIMEOUT))
-        if phase in {"Failed", "Succeeded"} or is_overdue or waited > _TIMEOUT:
+        if has_ended(pod) or is_overdue or waited > _TIMEOUT:
             cause = found.message if found else f"it is {phase} after {_TIMEOUT:.0f} s"
             remedy = found.remedy if found else f"see kubectl describe pod {name}"
             raise FailedPodError(

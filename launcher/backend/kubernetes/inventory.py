@@ -7,6 +7,7 @@ from typing import Any
 from launcher.backend.kubernetes import diagnosis, ended_status, pod_status, run_record, status_source
 from launcher.backend.kubernetes.client import Cluster, Object
 from launcher.backend.kubernetes.errors import ForbiddenError
+from launcher.backend.kubernetes.object_fields import is_being_deleted
 from launcher.backend.kubernetes.run_context import MissingObjects, ObjectRef
 from launcher.render.kubernetes.objects import ATTENDANT, COMPONENT
 from launcher.runs.status import DataLoss
@@ -73,7 +74,7 @@ def data_loss(name: str, uid: str, current: Object | None) -> DataLoss | None:
             "replaced",
             f"the claim {name} was deleted and created again{created}: the files of the run are not on it, unless they were restored",
         )
-    if metadata.get("deletionTimestamp"):
+    if is_being_deleted(current):
         return DataLoss("deleting", f"the claim {name} is being deleted: all files of the run are deleted when its last pod ends")
     return None
 

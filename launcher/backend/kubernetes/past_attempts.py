@@ -7,7 +7,8 @@ import re
 from collections.abc import Iterable, Mapping
 
 from launcher.backend.kubernetes import diagnosis
-from launcher.backend.kubernetes.pod_status import DELETED, Object, condition, ended_attempt, role_of, task_of
+from launcher.backend.kubernetes.object_fields import phase
+from launcher.backend.kubernetes.pod_status import DELETED, Object, creates_no_more_pods, ended_attempt, role_of, task_of
 from launcher.plan import role_rules
 from launcher.runs.status import EndedAttempt
 from launcher.timestamps import parse_rfc3339
@@ -37,10 +38,10 @@ def attempts(
         newest[task_of(pod)] = max(newest.get(task_of(pod), 0.0), parse_rfc3339(pod["metadata"].get("creationTimestamp")) or 0.0)
     # A pod without a replacement may be new: created after the pods were listed.
     found = {name: (task, time) for name, (task, time) in created.items() if name not in existing and time <= newest.get(task, -1.0)}
-    if not (condition(job, "Complete") or condition(job, "Failed") or job.get("spec", {}).get("suspend")):  # else its pods are not replaced
+    if not creates_no_more_pods(job):  # else its pods are not replaced
         current_tasks = {role_rules.task_name(role_of(job), index) for index in range(int(job["spec"].get("completions", 1)))}  # type: ignore[arg-type]  # a label is one of the roles
         vanished = {name: pod for name, pod in seen.items() if name not in existing and _is_of(job, pod) and task_of(pod) in current_tasks}
-        found |= {name: (task_of(pod), 0.0) for name, pod in vanished.items() if pod.get("status", {}).get("phase") != "Succeeded"}
+        found |= {name: (task_of(pod), 0.0) for name, pod in vanished.items() if phase(pod) != "Succeeded"}
     return {name: (task, _end(name, known_events, seen.get(name, {}), time)) for name, (task, time) in found.items()}
 
 
@@ -65,7 +66,7 @@ def _is_of(job: Object, pod: Object) -> bool:
 
 def _end(name: str, events: Iterable[Object], last: Object, created: float) -> EndedAttempt:
     """Return how an attempt ended, from its events, and from the pod as it was last seen, if it was."""
-    if last.get("status", {}).get("phase") == "Failed":
+    if phase(last) == "Failed":
         return ended_attempt(last)
     own_events = [event for event in events if event.get("involvedObject", {}).get("name") == name]
     times = [time for event in own_events if (time := _time(event)) is not None]
@@ -76,4 +77,4 @@ def _end(name: str, events: Iterable[Object], last: Object, created: float) -> E
 
 
 def _time(event: Object) -> float | None:
-    return parse_rfc3339(event.get("lastTimestamp") or event.get("eventTime") or event.get("metadata", {}).get("creationTimestamp"))
+    return parse_rfc3339(diagnosis.event_time(event))

@@ -13,6 +13,7 @@ from launcher import timestamps
 from launcher.backend.kubernetes.client import Cluster
 from launcher.backend.kubernetes.diagnosis import is_unresponsive, task_container
 from launcher.backend.kubernetes.errors import UnreachableError
+from launcher.backend.kubernetes.object_fields import has_ended, is_being_deleted
 from launcher.backend.kubernetes.pod_status import Object, task_of
 from launcher.errors import LauncherError
 from launcher.plan import role_rules
@@ -244,7 +245,7 @@ class PodLogs:
         now = time.monotonic()
         # Every reader reads the last lines of a pod that has ended, or is being deleted, itself.
         is_read_elsewhere = self._read_elsewhere.get(uid, 0.0) > now or self._is_streamed(uid)
-        is_skipped = is_read_elsewhere and not _pod_has_ended(pod) and not pod["metadata"].get("deletionTimestamp")
+        is_skipped = is_read_elsewhere and not has_ended(pod) and not is_being_deleted(pod)
         return not is_skipped and self._paused.get(uid, (0.0, 0.0))[0] <= now
 
     def _read(self, pod: Object, tail: int | None) -> list[LogLine]:
@@ -265,7 +266,7 @@ class PodLogs:
         entries = _with_gap_marked(task_of(pod), list(_entries(content)), after)
         if self._sink is not None:
             self._sink.write(pod, entries)
-        if _pod_has_ended(pod):
+        if has_ended(pod):
             self._done.add(uid)
         return self._new(pod, entries)
 
@@ -343,10 +344,6 @@ def has_parent(pod: Object) -> bool:
     """Return whether the trainer's parent runs in a pod, and so writes events: not above an image's entrypoint, without a `command`."""
     containers = pod.get("spec", {}).get("containers") or ()
     return all(role_rules.starts_parent(container.get("command") or ()) for container in containers if container.get("name") == TRAINER)
-
-
-def _pod_has_ended(pod: Object) -> bool:
-    return pod.get("status", {}).get("phase") in {"Succeeded", "Failed"}
 
 
 def _has_written(pod: Object) -> bool:

@@ -14,6 +14,7 @@ from typing import Any
 
 from launcher.backend.kubernetes import diagnosis, volume_affinity
 from launcher.backend.kubernetes.diagnosis import Diagnosis
+from launcher.backend.kubernetes.object_fields import is_being_deleted
 from launcher.backend.kubernetes.run_context import RunContext
 from launcher.backend.kubernetes.task_events import TaskEvents
 from launcher.plan import role_rules
@@ -313,7 +314,7 @@ def _reason(pod: Object, phase: str, found: Diagnosis | None, now: float) -> str
         cause = f"{found.message}; " if found else ""
         return f"{cause}its sidecar{'s' * (len(running) > 1)} {', '.join(running)} {'have' if len(running) > 1 else 'has'} not ended yet"
     if found is None:
-        return "is being stopped" if phase == "Running" and pod["metadata"].get("deletionTimestamp") else ""
+        return "is being stopped" if phase == "Running" and is_being_deleted(pod) else ""
     created = parse_rfc3339(pod["metadata"].get("creationTimestamp"))
     waited = f"{age(now - created)}: " if phase == "Pending" and created is not None else ""
     return f"{waited}{found.message}"
@@ -355,12 +356,17 @@ def controller_of(jobs: Iterable[Object]) -> str | None:
 
 def creates_no_more_jobs(jobset: Object) -> bool:
     """Return whether a JobSet creates no more Jobs: it has ended, or is being deleted."""
-    return bool(condition(jobset, "Completed") or condition(jobset, "Failed") or jobset["metadata"].get("deletionTimestamp"))
+    return bool(condition(jobset, "Completed") or condition(jobset, "Failed") or is_being_deleted(jobset))
 
 
 def creates_no_more_pods(job: Object) -> bool:
     """Return whether a Job creates no more pods: it has ended, or is suspended."""
-    return bool(condition(job, "Complete") or condition(job, "Failed") or job.get("spec", {}).get("suspend"))
+    return job_has_ended(job) or bool(job.get("spec", {}).get("suspend"))
+
+
+def job_has_ended(job: Object) -> bool:
+    """Return whether a Job is complete or has failed."""
+    return bool(condition(job, "Complete") or condition(job, "Failed"))
 
 
 def launcher_created_jobset(snapshot: ClusterSnapshot) -> bool:

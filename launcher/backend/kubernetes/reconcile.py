@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from launcher.backend.kubernetes import diagnosis, pod_status
 from launcher.backend.kubernetes.client import Cluster, status_of
 from launcher.backend.kubernetes.errors import ForbiddenError
+from launcher.backend.kubernetes.object_fields import is_active, is_being_deleted, phase
 from launcher.backend.kubernetes.pod_status import ClusterSnapshot, Object, node_of, task_of
 from launcher.errors import LauncherError
 from launcher.render.kubernetes.objects import CLUSTER_LABEL, ENDS_AFTER, VOLUME_LABEL
@@ -51,7 +52,7 @@ def deleted_since(pod: Object) -> float | None:
     That is the time of its deletion; for a pod that was never ready, the end of its grace period.
     """
     head = pod["metadata"]
-    if not head.get("deletionTimestamp") or pod["status"].get("phase") not in {"Running", "Pending"}:
+    if not is_being_deleted(pod) or not is_active(pod):
         return None
     # A node that answers kills the pod at the end of its grace period.
     due = parse_rfc3339(head["deletionTimestamp"]) or 0.0
@@ -70,12 +71,12 @@ def unfinished_jobs(snapshot: ClusterSnapshot, now: float) -> list[tuple[Object,
     ended = pod_status.succeeded_at(snapshot)
     if pod_status.controller_of(snapshot.jobs) or ended is None:
         return []
-    found = ((job, int(pod_status.has_leader(snapshot, job))) for job, after in waiting if now - ended >= after and not _job_has_ended(job))
+    found = (
+        (job, int(pod_status.has_leader(snapshot, job)))
+        for job, after in waiting
+        if now - ended >= after and not pod_status.job_has_ended(job)
+    )
     return [(job, remaining) for job, remaining in found if job["spec"].get("completions") != remaining]  # else already scaled down
-
-
-def _job_has_ended(job: Object) -> bool:
-    return bool(pod_status.condition(job, "Failed") or pod_status.condition(job, "Complete"))
 
 
 def start_timeout_exceeded(status: RunStatus, snapshot: ClusterSnapshot, now: float, start_timeout: float) -> str:
@@ -86,7 +87,7 @@ def start_timeout_exceeded(status: RunStatus, snapshot: ClusterSnapshot, now: fl
     started = [time for job in snapshot.jobs if (time := parse_rfc3339(job.get("status", {}).get("startTime"))) is not None]
     if status.state is not State.PENDING or status.step is not None or not started or now - min(started) < start_timeout:
         return ""
-    waiting = [pod for pod in snapshot.pods if pod.get("status", {}).get("phase") == "Pending"]
+    waiting = [pod for pod in snapshot.pods if phase(pod) == "Pending"]
     if not waiting and len(snapshot.pods) >= len(status.tasks):
         return ""  # all pods have started: the tasks themselves wait for their peers for limits.start_timeout
     if waiting and not any(_is_first(pod, min(started)) for pod in waiting):

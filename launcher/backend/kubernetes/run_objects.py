@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from launcher import images
 from launcher.backend.kubernetes import admission, helper_pod, inventory, pod_status, run_record, status_source, storage_classes
 from launcher.backend.kubernetes.client import Cluster, Object, status_of
+from launcher.backend.kubernetes.object_fields import is_being_deleted
 from launcher.backend.kubernetes.pod_status import ClusterSnapshot
 from launcher.backend.kubernetes.reconcile import lost_pods
 from launcher.backend.kubernetes.run_context import JOB_KINDS, ObjectRef
@@ -130,7 +131,7 @@ def require_sidecar_support(version: tuple[int, int], where: str) -> None:
 def is_new_claim(cluster: Cluster, run: Run, on_poll: Callable[[], object]) -> bool:
     """Return whether the run's claim is still to be created. Wait until one that is being deleted is gone, calling `on_poll`."""
     claim = cluster.get("PersistentVolumeClaim", run.claim)
-    if claim is not None and claim["metadata"].get("deletionTimestamp"):
+    if claim is not None and is_being_deleted(claim):
 
         def delete_finished() -> None:
             on_poll()

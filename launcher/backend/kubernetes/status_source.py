@@ -10,6 +10,7 @@ from launcher.backend.kubernetes import attendant_notes, diagnosis, notifier, pa
 from launcher.backend.kubernetes.client import Cluster, Object, claims_of
 from launcher.backend.kubernetes.errors import ForbiddenError
 from launcher.backend.kubernetes.informer import Informer, PollBackoff, versions
+from launcher.backend.kubernetes.object_fields import is_active, is_being_deleted, phase
 from launcher.backend.kubernetes.pod_logs import PodLogs
 from launcher.backend.kubernetes.pod_status import ClusterSnapshot, task_of
 from launcher.backend.kubernetes.run_context import RunContext
@@ -99,7 +100,7 @@ class RunInformer:
         queued = tuple(cluster.list_or_empty("Workload") or cluster.list_or_empty("Workload (v1beta1)")) if is_queued else ()
         snapshot = ClusterSnapshot(run, jobs, pods, jobset=jobset, queued=queued)
         tasks = [pod for pod in pods if _has(pod, CLUSTER_LABEL)]
-        started = sum(_phase(pod) in {"Running", "Succeeded"} for pod in tasks)
+        started = sum(phase(pod) in {"Running", "Succeeded"} for pod in tasks)
         pods_by_role = Counter(map(pod_status.role_of, tasks))
         lacking = [job for job in jobs if not same_pods or pods_by_role[pod_status.role_of(job)] < _completions(job)]
         if started >= sum(map(_completions, jobs)):
@@ -107,15 +108,11 @@ class RunInformer:
         claims = _claims(cluster, run, jobs)
         unexplained = {
             "Job": lacking,
-            "Pod": [pod for pod in pods if _phase(pod) == "Pending" and not diagnosis.diagnose_pod(pod)],
-            "PersistentVolumeClaim": [claim for claim in claims if _phase(claim) != "Bound"],
+            "Pod": [pod for pod in pods if phase(pod) == "Pending" and not diagnosis.diagnose_pod(pod)],
+            "PersistentVolumeClaim": [claim for claim in claims if phase(claim) != "Bound"],
         }
         events = [event for kind, objects in unexplained.items() for event in _events(cluster, kind, _UID, map(_uid, objects))]
         return dataclasses.replace(snapshot, claims=claims, events=events)
-
-
-def _phase(thing: Object) -> str:
-    return str(thing.get("status", {}).get("phase", ""))
 
 
 def _uid(thing: Object) -> str:
@@ -141,16 +138,12 @@ def relevant_pods(pods: Iterable[Object]) -> list[Object]:
     Pods that mount a volume for one node are scheduled to the node where one of them is, until that one has ended. So a pod of TensorBoard that
     is being deleted on a node that does not answer keeps the chief's next pod from every other node.
     """
-    return [pod for pod in pods if _has(pod, CLUSTER_LABEL) or (_may_block(pod) and _is_ending(pod))]
+    return [pod for pod in pods if _has(pod, CLUSTER_LABEL) or (_may_block(pod) and is_being_deleted(pod) and is_active(pod))]
 
 
 def _may_block(pod: Object) -> bool:
     """Return whether a pod, while it is being deleted on a lost node, keeps other pods or its own Job waiting."""
     return _has(pod, VOLUME_LABEL) or pod_status.role_of(pod) == ATTENDANT
-
-
-def _is_ending(pod: Object) -> bool:
-    return bool(pod["metadata"].get("deletionTimestamp")) and pod.get("status", {}).get("phase") in {"Running", "Pending"}
 
 
 def _has(thing: Object, label: str) -> bool:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 
 from launcher.backend.kubernetes import diagnosis, pod_status, run_objects, run_record, status_source
 from launcher.backend.kubernetes.client import Cluster
+from launcher.backend.kubernetes.object_fields import is_being_deleted
 from launcher.backend.kubernetes.pod_logs import PodLogs
 from launcher.backend.kubernetes.pod_status import node_of, task_of
 from launcher.backend.kubernetes.run_context import JOB_KINDS, ObjectRef
@@ -58,7 +59,7 @@ def stop(
         grace = max((pod["spec"].get("terminationGracePeriodSeconds") or 30 for pod in pods), default=0)
         for pod in pods:
             # The garbage collector would do so a moment later; a pod that is already being deleted keeps its grace period.
-            if not pod["metadata"].get("deletionTimestamp") or now:
+            if not is_being_deleted(pod) or now:
                 cluster.delete("Pod", pod["metadata"]["name"], grace=1 if now else None)
         lost = run_objects.await_ended(cluster, run, grace + _STOP_MARGIN, poll)
     task_events.apply(logs.new_lines(()))

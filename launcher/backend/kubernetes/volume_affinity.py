@@ -2,14 +2,12 @@
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 from launcher.backend.kubernetes import diagnosis
 from launcher.backend.kubernetes.client import claims_of
 from launcher.backend.kubernetes.diagnosis import Diagnosis
+from launcher.backend.kubernetes.object_fields import Object, condition_entry, is_active, is_being_deleted, phase
 from launcher.render.kubernetes.objects import COMPONENT, HELPER_POD, TENSORBOARD, VOLUME_LABEL
-
-Object = Mapping[str, Any]
 
 # Annotation of a claim: the node for which the scheduler had its volume provisioned. https://kubernetes.io/docs/reference/labels-annotations-taints/
 _SELECTED_NODE = "volume.kubernetes.io/selected-node"
@@ -32,7 +30,7 @@ def diagnose(
 
     `pods` and `claims` are the run's, `events` those about the pod; `leader_completed` is whether the leader has succeeded.
     """
-    if pod.get("status", {}).get("phase") != "Pending":
+    if phase(pod) != "Pending":
         return None
     message = _scheduling_message(pod)
     if _ELSEWHERE.search(message):
@@ -48,11 +46,7 @@ def diagnose(
 
 def has_none_to_follow(pod: Object, pods: Iterable[Object]) -> bool:
     """Return whether a pod waits to follow others of the run's volume, while none of the run's `pods` has a node or will get one first."""
-    others = [
-        other
-        for other in pods
-        if other.get("status", {}).get("phase") in {"Running", "Pending"} and other["metadata"]["name"] != pod["metadata"]["name"]
-    ]
+    others = [other for other in pods if is_active(other) and other["metadata"]["name"] != pod["metadata"]["name"]]
     mounting = [other for other in others if _is_followed(other)]
     # Pods that only wait for each other have none to follow.
     return _AFFINITY_UNMET in _scheduling_message(pod) and all(_AFFINITY_UNMET in _scheduling_message(other) for other in mounting)
@@ -80,8 +74,8 @@ def _on_its_node(node: str, provisioner: str, pods: Sequence[Object], message: s
 
 def _diagnose_affinity(pod: Object, pods: Sequence[Object], message: str, *, leader_completed: bool) -> Diagnosis | None:
     others = [other for other in pods if other is not pod and _node(other) and _is_followed(other)]
-    present = [other for other in others if other.get("status", {}).get("phase") in {"Running", "Pending"}]
-    blocking = next((other for other in present if other["metadata"].get("deletionTimestamp") and _is_lost(_node(other), pods)), None)
+    present = list(filter(is_active, others))
+    blocking = next((other for other in present if is_being_deleted(other) and _is_lost(_node(other), pods)), None)
     if blocking is not None:
         name = blocking["metadata"]["name"]
         return Diagnosis(
@@ -145,8 +139,7 @@ def _attachment_problem(pod: Object, pods: Sequence[Object], claims: Sequence[Ob
 
 
 def _scheduling_message(pod: Object) -> str:
-    conditions = {condition["type"]: condition for condition in pod.get("status", {}).get("conditions", [])}
-    scheduled = conditions.get("PodScheduled", {})
+    scheduled = condition_entry(pod, "PodScheduled")
     return str(scheduled.get("message", "")) if scheduled.get("status") == "False" else ""
 
 
