@@ -90,7 +90,7 @@ class Attendant:
         """Return the status of the run: failed if it has not started in time or a task was evicted too often."""
         if status.state in _SUCCEEDED_OR_FAILED:
             return status
-        failure = self._reconciler.start_timeout_reason(snapshot, status, self._start_timeout) or reconcile.evicted_too_often(snapshot)
+        failure = self._reconciler.give_up_reason(snapshot, status, self._start_timeout)
         if not failure or not self._status_reader.is_unchanged():
             return status
         return status.with_end(State.FAILED, failure, self._cluster.now())

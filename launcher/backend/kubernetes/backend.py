@@ -49,6 +49,7 @@ from launcher.render.targets import RenderSource
 from launcher.runs import cluster_cache, task_stacks
 from launcher.runs.artifacts import Artifact, ArtifactStream, still_running_error
 from launcher.runs.status import ENDED, Location, LogLine, RunStatus, State, TaskStatus
+from launcher.spec.models import Limits
 from launcher.spec.notification import Notify
 from launcher.spec.quantities import parse_duration
 from trainer.stacks import PORT, ProcessStacks
@@ -285,15 +286,10 @@ class KubernetesBackend:
         if watched.reconciler is None:
             watched.spec = self.spec(name) or {}
             logs = PodLogs(watched.cluster, self._log_directory(watched.cluster, name))
-            watched.reconciler = reconcile.Reconciler(
-                watched.cluster, name, parse_duration(self._limit(watched, "node_lost", "60s")), logs.new_lines
-            )
+            watched.reconciler = reconcile.Reconciler(watched.cluster, name, self._limit(watched, "node_lost"), logs.new_lines)
         notes.extend(watched.reconciler.reconcile(snapshot, status))
-        start_timeout = parse_duration(self._limit(watched, "start_timeout", "10m"))
-        failure = watched.reconciler.start_timeout_reason(snapshot, status, start_timeout) or (
-            reconcile.evicted_too_often(snapshot) if status.state not in ENDED else ""
-        )
-        if failure and watched.status_reader.is_unchanged():
+        failure = watched.reconciler.give_up_reason(snapshot, status, self._limit(watched, "start_timeout"))
+        if failure and status.state not in ENDED and watched.status_reader.is_unchanged():
             notes.append(failure)
             failed = status.with_end(State.FAILED, failure, watched.cluster.now())
             teardown.stop(watched.cluster, failed, name, PodLogs(watched.cluster, self._log_directory(watched.cluster, name)), now=False)
@@ -302,8 +298,9 @@ class KubernetesBackend:
             # Not if its Jobs are suspended: it may continue. During another start they are those of the start before.
             run_record.write_end(watched.cluster, status, run_record.start_of(watched.record))
 
-    def _limit(self, watched: _WatchedRun, limit: str, default: str) -> str:
-        return str(((watched.spec or {}).get("limits") or {}).get(limit, default))
+    def _limit(self, watched: _WatchedRun, limit: str) -> float:
+        """Return a limit of the run's spec in seconds, or its default."""
+        return parse_duration(((watched.spec or {}).get("limits") or {}).get(limit, Limits.model_fields[limit].default))
 
     def runs(self) -> list[RunStatus]:
         """Return the status of every run of the namespace, newest first."""

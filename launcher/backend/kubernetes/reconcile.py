@@ -133,6 +133,10 @@ class Reconciler:
         self._pending_since: float | None = None  # of time.monotonic, since it last was in another state
         self._ran = False
 
+    def give_up_reason(self, snapshot: ClusterSnapshot, status: RunStatus, start_timeout: float) -> str:
+        """Return the reason to end a run that has not ended: it has not started in time, or a task was evicted too often; else an empty text."""
+        return self.start_timeout_reason(snapshot, status, start_timeout) or evicted_too_often(snapshot)
+
     def start_timeout_reason(self, snapshot: ClusterSnapshot, status: RunStatus, start_timeout: float) -> str:
         """Return the reason to end the run if it was seen waiting for `start_timeout` seconds without a start; else an empty text."""
         now = time.monotonic()
