@@ -81,18 +81,26 @@ def clear(paths: RunPaths, *, now: bool) -> int:
         os.close(lock_fd)
 
 
-def describe_all(paths: RunPaths) -> str:
-    """Return the ids of all processes that have this run in their environment, as `process 12, 34`, if no supervisor holds its lock.
+def find_all(paths: RunPaths) -> list[int]:
+    """Return the ids of all processes that have this run in their environment, if no supervisor holds its lock.
 
-    It needs no record, which is gone if the run's directory was removed. Empty if there are none.
+    It needs no record, which is gone if the run's directory was removed.
     """
-    pids = [] if locks.held(paths.lock) else process_identity.tasks_of(str(paths.run_dir))
-    return f"process {', '.join(map(str, pids))}" if pids else ""
+    return [] if locks.held(paths.lock) else process_identity.tasks_of(str(paths.run_dir))
+
+
+def describe_all(paths: RunPaths) -> str:
+    """Return the processes of `find_all` as text, `process 12, 34`; empty if there are none."""
+    return _described(pids) if (pids := find_all(paths)) else ""
+
+
+def _described(pids: list[int]) -> str:
+    return f"process {', '.join(map(str, pids))}"
 
 
 def kill_all(paths: RunPaths) -> int:
-    """Kill the processes of `describe_all`; return how many there were. Raises LauncherError if some remain."""
-    pids = [] if locks.held(paths.lock) else process_identity.tasks_of(str(paths.run_dir))
+    """Kill the processes of `find_all`; return how many there were. Raises LauncherError if some remain."""
+    pids = find_all(paths)
     for pid in pids:
         process_identity.kill_session(process_identity.session_of(pid) or pid)
     if remaining := describe_all(paths):
@@ -103,11 +111,10 @@ def kill_all(paths: RunPaths) -> int:
 def wait_until_gone(paths: RunPaths, timeout: float) -> None:
     """Wait until no process of the run remains: a supervisor whose directory was removed ends them. Raises UsageError if some remain."""
     deadline = time.monotonic() + timeout
-    while process_identity.tasks_of(str(paths.run_dir)):
+    while pids := process_identity.tasks_of(str(paths.run_dir)):
         if time.monotonic() >= deadline:
-            pids = ", ".join(map(str, process_identity.tasks_of(str(paths.run_dir))))
             raise UsageError(
-                f"tasks of an earlier run {paths.name} in {paths.run_dir} still run: process {pids}",
+                f"tasks of an earlier run {paths.name} in {paths.run_dir} still run: {_described(pids)}",
                 f"end them with `launcher down {paths.name}`, then try again",
             )
         time.sleep(_POLL_INTERVAL)
