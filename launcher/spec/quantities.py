@@ -1,4 +1,4 @@
-"""CPU, memory and time as specs write them, parsed in one place.
+"""CPU, memory and time as specs write them, and quantities of Kubernetes' API, parsed in one place.
 
 CPU and memory follow Kubernetes' quantities where a person would write them (`500m`, `4Gi`, `512M`),
 durations follow Go's (`90s`, `1h30m`) with days added. A number without a unit is refused for memory and
@@ -13,6 +13,8 @@ from launcher.spec.problems import FieldError, shown
 _DECIMAL = {"k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15, "E": 10**18}
 _BINARY = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40, "Pi": 2**50, "Ei": 2**60}
 _BYTES = _DECIMAL | _BINARY
+# https://kubernetes.io/docs/reference/kubernetes-api/common-definitions/quantity/
+_QUANTITY_UNITS = {"": 1, "n": 1e-9, "u": 1e-6, "m": 1e-3, **_BYTES}
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 _NUMBER = r"[0-9]{1,18}(?:\.[0-9]{1,9})?"
@@ -21,6 +23,7 @@ MEMORY_PATTERN = rf"^{_NUMBER}(?:{'|'.join(_BYTES)})$"
 DURATION_PATTERN = rf"^(?:{_NUMBER}(?:ms|s|m|h|d))+$"
 
 _NUMBER_AND_UNIT = re.compile(rf"({_NUMBER})\s*([A-Za-z]*)\Z")
+_QUANTITY = re.compile(r"([0-9.]+(?:[eE][+-]?\d+)?)([a-zA-Z]*)$")
 _DURATION_PART = re.compile(rf"({_NUMBER})(ms|s|m|h|d)")
 _MAX_SECONDS = 366 * 86400.0
 
@@ -71,6 +74,12 @@ def parse_memory(value: object) -> int:
     if isinstance(value, int | float) and not isinstance(value, bool):
         raise FieldError(f"{shown(value)} has no unit", MEMORY_EXPECTED, f"write {_plain(value)}Gi, if gibibytes are meant")
     raise FieldError(f"{shown(value)} is not a size", MEMORY_EXPECTED, "write the size, for example 4Gi")
+
+
+def parse_quantity(quantity: object) -> float:
+    """Return a quantity of Kubernetes, such as `500m` or `4Gi`, as its API has it, as a number; 0 for invalid text."""
+    match = _QUANTITY.match(str(quantity))
+    return float(match[1]) * _QUANTITY_UNITS.get(match[2], 0.0) if match else 0.0
 
 
 def parse_duration(value: object) -> float:

@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from launcher.backend.kubernetes import diagnosis, notifier
 from launcher.backend.kubernetes.client import Cluster, Object
 from launcher.backend.kubernetes.errors import ForbiddenError, UnreachableError
-from launcher.backend.kubernetes.node_capacity import format_quantity, parse_quantity
+from launcher.backend.kubernetes.node_capacity import format_quantity
 from launcher.errors import LauncherError
 from launcher.render.kubernetes.objects import COMPONENT, TENSORBOARD
 from launcher.spec.models import ClusterSpec
 from launcher.spec.problems import all_of
+from launcher.spec.quantities import parse_quantity
 
 # Resources that a quota may count under two names: https://kubernetes.io/docs/concepts/policy/resource-quotas/#compute-resource-quota
 _QUOTA_NAMES = {"cpu": "requests.cpu", "memory": "requests.memory", "ephemeral-storage": "requests.ephemeral-storage", "count/pods": "pods"}

@@ -11,7 +11,6 @@ from launcher.backend.check_results import CheckRequest, CheckResult, error_resu
 from launcher.backend.kubernetes import admission, diagnosis, doctor_capacity, doctor_policies, helper_pod, run_objects, storage_classes
 from launcher.backend.kubernetes.client import Cluster, Object, version_numbers
 from launcher.backend.kubernetes.errors import no_access
-from launcher.backend.kubernetes.node_capacity import parse_quantity
 from launcher.errors import LauncherError, UsageError
 from launcher.plan import planner
 from launcher.plan.container_paths import CONTAINER_RUNS
@@ -21,6 +20,7 @@ from launcher.render.kubernetes.storage import sharing
 from launcher.spec.kubernetes import DEFAULT_VERSION, parse_version
 from launcher.spec.models import ClusterSpec, Role, Roles
 from launcher.spec.problems import all_of
+from launcher.spec.quantities import parse_quantity
 from launcher.spec.role_programs import ROLES, access_of, storage_of
 
 # Rights that all verbs of the launcher need together, as in docs/kubernetes-role.yaml: API group, resource, verbs.

@@ -7,14 +7,13 @@ from typing import Any
 from launcher.backend.check_results import CheckResult, ok, problem, warning
 from launcher.backend.kubernetes import diagnosis, node_capacity
 from launcher.backend.kubernetes.client import Cluster, Object
-from launcher.backend.kubernetes.node_capacity import parse_quantity
 from launcher.backend.kubernetes.object_fields import has_ended
 from launcher.errors import LauncherError
 from launcher.render.kubernetes import pods
 from launcher.spec.containers import Container
 from launcher.spec.models import ClusterSpec, Role
 from launcher.spec.problems import all_of
-from launcher.spec.quantities import millicores
+from launcher.spec.quantities import millicores, parse_quantity
 from launcher.spec.role_programs import init_containers_of, roles_of, sidecars_of
 
 _CLUSTER_ROLE = "have docs/kubernetes-clusterrole.yaml applied and bound to you: it is optional"

@@ -1,25 +1,14 @@
 """Whether a pod fits on a cluster's nodes if they are empty. Pure."""
 
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from launcher.spec.quantities import parse_quantity
 from trainer.events import join_names
 
 Object = Mapping[str, Any]
 
-# https://kubernetes.io/docs/reference/kubernetes-api/common-definitions/quantity/
-_UNITS = {"": 1.0, "n": 1e-9, "u": 1e-6, "m": 1e-3, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "E": 1e18} | {
-    f"{letter}i": 1024.0**power for power, letter in enumerate("KMGTPE", 1)
-}
-_AMOUNT = re.compile(r"([0-9.]+(?:[eE][+-]?\d+)?)([a-zA-Z]*)$")
 _LISTED = 5  # values of a label
-
-
-def parse_quantity(quantity: object) -> float:
-    """Return a quantity of Kubernetes such as `500m` or `4Gi` as a number; 0 for invalid text."""
-    match = _AMOUNT.match(str(quantity))
-    return float(match[1]) * _UNITS.get(match[2], 0.0) if match else 0.0
 
 
 def unmet_requirements(wanted: Mapping[str, float], labels: Mapping[str, str], nodes: Sequence[Object]) -> list[str]:

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from launcher.backend.kubernetes.doctor_capacity import Node, node, subtract_requests, unschedulable_roles
-from launcher.backend.kubernetes.node_capacity import parse_quantity
 from launcher.spec.models import ClusterSpec
+from launcher.spec.quantities import parse_quantity
 from tests.golden_messages import Golden
 
 
