@@ -11,6 +11,7 @@ from launcher.backend.model import ClusterRef, ServesTensorBoard
 from launcher.cli.options import Context, Name, Namespace, OnRun, Runs
 from launcher.cli.run_lookup import DEFAULT_RUNS, read_stored
 from launcher.errors import LauncherError, UsageError
+from launcher.plan.addresses import TENSORBOARD_PORT
 from launcher.plan.machine import search_path, source_directory
 from launcher.runs import ports
 
@@ -60,7 +61,7 @@ def tensorboard(
         )
     settings = (read_stored(runs, run, "spec") or {}).get("tensorboard") or {}
     host = host or settings.get("host") or "127.0.0.1"
-    port = _free_port(host, settings.get("port") or 6006) if port is None else _check_port(host, port)
+    port = _free_port(host, settings.get("port") or TENSORBOARD_PORT) if port is None else _check_port(host, port)
     command = [sys.executable, "-P", "-m", "trainer.tensorboard", "--logdir", str(directory), "--host", host, "--port", str(port)]
     search = search_path(os.environ.get("PYTHONPATH"), source_directory())
     sys.stdout.flush()

@@ -21,6 +21,11 @@ LOOPBACK = "127.0.0.1"
 ENVIRONMENT_LIMIT = 128 * 1024
 
 
+def url_host(host: str) -> str:
+    """Return a host as URLs have it: an IPv6 address in brackets."""
+    return f"[{host}]" if ":" in host else host
+
+
 def cluster(members: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
     """Return TF_CONFIG's `cluster` from (task type, address) in order; the evaluator is never in it."""
     by_type: dict[str, list[str]] = {}

@@ -27,24 +27,31 @@ from launcher.runs import locks
 # Below both the IANA dynamic range (49152 and up: macOS) and Linux's (32768 and up).
 _PORT_RANGE = range(20_000, 32_000)
 _REMEDY = "remove it, or set TMPDIR to a directory of your own"
+_PORTS_TRIED = 10  # TensorBoard itself tries as many
 
 
-# How many ports are tried; TensorBoard itself tries as many.
-_PORTS_TRIED = 10
+def listen(host: str, port: int) -> socket.socket:
+    """Return a socket that listens at this port. Raises OSError, and TypeError for a text that cannot be a host name."""
+    return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
 
 
 def is_free(host: str, port: int) -> bool:
     """Return whether a process could listen at this port now; 0 stands for any free port."""
     try:
-        with socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET):
+        with listen(host, port):
             return True
-    except (OSError, TypeError):  # TypeError for a text that cannot be a host name
+    except (OSError, TypeError):
         return False
+
+
+def candidates(first: int) -> range:
+    """Return the ports from `first` on, ten at most, of which the first free one is taken."""
+    return range(first, min(first + _PORTS_TRIED, 65536))
 
 
 def next_free(host: str, first: int) -> int | None:
     """Return the first port from `first` on, of at most ten, at which a process could listen; None if there is none."""
-    return next((port for port in range(first, min(first + _PORTS_TRIED, 65536)) if is_free(host, port)), None)
+    return next((port for port in candidates(first) if is_free(host, port)), None)
 
 
 class PortReservation:

@@ -14,7 +14,7 @@ from launcher.backend.docker import log_stream
 from launcher.backend.docker.container_tracker import ContainerTracker
 from launcher.backend.docker.engine import Engine
 from launcher.plan import role_rules
-from launcher.plan.addresses import TENSORBOARD_PORT
+from launcher.plan.addresses import TENSORBOARD_PORT, url_host
 from launcher.plan.container_paths import CONTAINER_RUNS
 from launcher.render import labels
 from launcher.runs.progress import STATUS_LINES, RunProgress
@@ -46,12 +46,8 @@ def tensorboard_url(containers: Iterable[Container]) -> str:
     for container in containers:
         if container.labels.get(labels.SERVICE) == labels.TENSORBOARD and container.status == "running":
             bound = (container.attrs["NetworkSettings"]["Ports"] or {}).get(f"{TENSORBOARD_PORT}/tcp") or []
-            return f"http://{_url_host(bound[0]['HostIp'])}:{bound[0]['HostPort']}" if bound else ""
+            return f"http://{url_host(bound[0]['HostIp'])}:{bound[0]['HostPort']}" if bound else ""
     return ""
-
-
-def _url_host(address: str) -> str:
-    return f"[{address}]" if ":" in address else address
 
 
 def status(engine: Engine, name: str, containers: list[Container]) -> RunStatus:

@@ -11,6 +11,7 @@ from urllib.parse import urlencode
 import urllib3
 
 from launcher.errors import LauncherError
+from launcher.plan.addresses import url_host
 
 # https://kubernetes.io/docs/tasks/run-application/access-api-from-pod/#directly-accessing-the-rest-api
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
@@ -47,7 +48,7 @@ class Api:
                 "this pod has no service account, with which it would reach its cluster",
                 "see automountServiceAccountToken of the pod and of its account",
             )
-        self._account, self._root = ACCOUNT, f"{_SCHEME}://{f'[{host}]' if ':' in host else host}:{port}"
+        self._account, self._root = ACCOUNT, f"{_SCHEME}://{url_host(host)}:{port}"
         self._pool = urllib3.PoolManager(ca_certs=str(ACCOUNT / "ca.crt"), maxsize=connections, retries=urllib3.Retry(1, redirect=False))
 
     @functools.cached_property

@@ -16,11 +16,10 @@ from kubernetes.stream import portforward
 from launcher.backend.kubernetes import diagnosis, pod_status, status_source, volume_affinity
 from launcher.backend.kubernetes.client import ERRORS, Cluster, Object, translate_errors
 from launcher.errors import LauncherError, UsageError
-from launcher.plan.addresses import TENSORBOARD_PORT
+from launcher.plan.addresses import TENSORBOARD_PORT, url_host
 from launcher.render.kubernetes.objects import COMPONENT, TENSORBOARD
+from launcher.runs import ports
 
-FIRST_PORT = 6006
-_PORTS_TRIED = 10
 _CHUNK = 65536
 _START_TIMEOUT = 120.0  # seconds, on another node
 _POLL_INTERVAL = 0.5
@@ -102,7 +101,7 @@ class Forward:
         with self._opened():  # report a failure, e.g. a lacking right, now rather than at the browser's first connection
             pass
         self._server = _listen(host, port)
-        self.url = f"http://{f'[{host}]' if ':' in host else host}:{self._server.getsockname()[1]}"
+        self.url = f"http://{url_host(host)}:{self._server.getsockname()[1]}"
 
     def serve(self) -> None:
         """Relay each connection in its own thread, forever."""
@@ -171,10 +170,10 @@ def _pump(source: Any, sink: Any) -> None:
 
 def _listen(host: str, port: int | None) -> socket.socket:
     last: OSError | None = None
-    for candidate in [port] if port is not None else range(FIRST_PORT, FIRST_PORT + _PORTS_TRIED):
+    for candidate in [port] if port is not None else ports.candidates(TENSORBOARD_PORT):
         try:
-            return socket.create_server((host, candidate), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+            return ports.listen(host, candidate)
         except OSError as error:
             last = error
-    wanted = str(port) if port is not None else f"from {FIRST_PORT} on"
+    wanted = str(port) if port is not None else f"from {TENSORBOARD_PORT} on"
     raise UsageError(f"no port {wanted} of {host} can be used: {last}", "give another one with --port, or 0 for any that is free")
