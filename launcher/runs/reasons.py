@@ -10,6 +10,9 @@ from trainer.events import Event, first_step_message
 from trainer.exit_codes import SIGKILL, describe
 from trainer.stack_reading import Activity
 
+# Reasons of a run that was stopped; with SIGQUIT or `--now` at once.
+ASKED_TO_STOP, ASKED_TO_STOP_AT_ONCE, DONE_BEFORE_STOP = "asked to stop", "asked to stop at once", "it was done before it stopped"
+
 _MAX_LENGTH = 300  # characters of a reason in a table
 _TRACEBACK = "Traceback (most recent call last):"
 _EXCEPTION = re.compile(r"[\w.]*(Error|Exception|Interrupt|Exit)(:|$)|Fatal Python error: ")

@@ -23,7 +23,7 @@ from launcher.runs.os_errors import explain
 from launcher.runs.paths import RunPaths
 from launcher.runs.process_identity import Identity
 from launcher.runs.progress import RunProgress
-from launcher.runs.reasons import with_remedy
+from launcher.runs.reasons import ASKED_TO_STOP, ASKED_TO_STOP_AT_ONCE, DONE_BEFORE_STOP, with_remedy
 from launcher.runs.restart_policy import RestartDecision
 from launcher.runs.stalled_tasks import awaited_servers
 from launcher.runs.state_file import Snapshot
@@ -38,8 +38,8 @@ _EXIT_TIMEOUT = 3.0  # seconds for a trainer that has reported its final failure
 _SAME_STOP_SECONDS = 1.0  # seconds in which two signals are one stop: systemd signals every process, and a launcher its supervisor, too
 _STOP_REASONS: dict[int | None, str] = {
     None: "the launcher that ran it in the foreground is gone",
-    **dict.fromkeys((signal.SIGTERM, signal.SIGINT), "asked to stop"),
-    signal.SIGQUIT: "asked to stop at once",
+    **dict.fromkeys((signal.SIGTERM, signal.SIGINT), ASKED_TO_STOP),
+    signal.SIGQUIT: ASKED_TO_STOP_AT_ONCE,
 }
 
 
@@ -212,7 +212,7 @@ class RunController:
             # A stopped command counts as succeeded only if all of its tasks exit 0.
             required = self._plan.required_tasks if self._runs_built_in_trainer else tuple(self._tasks)
             if all(self._state(name) is State.SUCCEEDED for name in required):
-                shutdown.state, shutdown.reason = State.SUCCEEDED, "it was done before it stopped"
+                shutdown.state, shutdown.reason = State.SUCCEEDED, DONE_BEFORE_STOP
             elif self._progress.checkpoint_step is not None:
                 shutdown.reason += f"; the last checkpoint is of step {self._progress.checkpoint_step}"
         self._conclude(shutdown)

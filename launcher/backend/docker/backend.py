@@ -30,7 +30,7 @@ from launcher.runs import locks, ports, process_identity, spawn, state_file
 from launcher.runs.artifacts import Artifact, ArtifactStream, missing_artifact, still_running_error
 from launcher.runs.os_errors import translate_os_errors
 from launcher.runs.paths import DOCKER_STATE_DIR, RunPaths
-from launcher.runs.reasons import killed_task_messages
+from launcher.runs.reasons import ASKED_TO_STOP, ASKED_TO_STOP_AT_ONCE, killed_task_messages
 from launcher.runs.status import ENDED, Location, LogLine, RunStatus, State, TaskStatus
 from launcher.runs.supervised_runs import SupervisedRuns
 from launcher.spec.role_programs import sets_variables
@@ -280,7 +280,7 @@ class DockerBackend:
         status = snapshot.status
         if status.state not in ENDED or stopped:  # its supervisor was killed, or gave up an engine that came back later
             ended_before = before.state in ENDED and not stopped
-            asked = State.STOPPED, "asked to stop at once" if now else "asked to stop"
+            asked = State.STOPPED, ASKED_TO_STOP_AT_ONCE if now else ASKED_TO_STOP
             state, reason = (before.state, before.reason) if ended_before or before.state is State.SUCCEEDED else asked
             ended = time.time()
             status = before.with_end(state, reason, ended, tasks=tuple(_ended(task, ended) for task in before.tasks))

@@ -87,7 +87,7 @@ class ContainerTracker(TaskTracker):
 
     def feed(self, line: str) -> Event | None:
         """Take in one line of output; return its event, if it is one."""
-        event = parse(line) if line.startswith('{"event":') else None
+        event = parse(line)
         if event is None:
             self.last_error.feed(line)
         return event

@@ -17,6 +17,7 @@ from launcher.backend.kubernetes.run_context import JOB_KINDS, ObjectRef
 from launcher.backend.kubernetes.task_events import TaskEvents
 from launcher.errors import LauncherError, UsageError
 from launcher.render.kubernetes.objects import COMPONENT, INSTANCE, TENSORBOARD
+from launcher.runs.reasons import ASKED_TO_STOP, DONE_BEFORE_STOP
 from launcher.runs.status import ENDED, RunStatus, State, TaskStatus
 from launcher.spec.quantities import parse_duration
 
@@ -120,7 +121,7 @@ def _final_status(before: RunStatus, task_events: TaskEvents, now: float, notice
     finished = bool(done) and all(done)
     return before.with_end(
         State.SUCCEEDED if finished else State.STOPPED,
-        "it was done before it stopped" if finished else "asked to stop" + (f"; {notice}" if notice else ""),
+        DONE_BEFORE_STOP if finished else ASKED_TO_STOP + (f"; {notice}" if notice else ""),
         now,
         tasks=tasks,
         step=progress.step if progress.step is not None else before.step,
