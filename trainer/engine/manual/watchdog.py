@@ -33,11 +33,11 @@ class ServerWatchdog:
 
     servers: Mapping[str, str]  # name -> address
     stop_requested: Callable[[], bool]
-    alive: Callable[[], None]  # called every few seconds, once all are connected
+    heartbeat: Callable[[], None]  # called every few seconds, once all are connected
     exit_process: Exit
     timeout: float = 20.0
     poll_interval: float = 2.0  # seconds between rounds of connecting to every server
-    alive_interval: float = 5.0  # seconds after which run.json says again that the run is alive
+    heartbeat_interval: float = 5.0  # seconds after which run.json says again that the run is alive
     _reached: set[str] = field(default_factory=set)
     _connections: dict[str, socket.socket] = field(default_factory=dict)  # name -> the last connection to it
     _ended: set[str] = field(default_factory=set)
@@ -71,7 +71,7 @@ class ServerWatchdog:
             return [name for name in self.servers if name in self._ended]
 
     def _run(self) -> None:
-        last_poll = last_alive = time.monotonic()
+        last_poll = last_heartbeat = time.monotonic()
         started = False
         silent: dict[str, float] = {}  # server -> since when
         while not self._done.wait(_STOP_CHECK_INTERVAL):
@@ -79,10 +79,10 @@ class ServerWatchdog:
             if self.stop_requested():
                 self.exit_process(ExitCode.STOPPED, "")
                 return
-            if self._started and now - last_alive >= self.alive_interval:
+            if self._started and now - last_heartbeat >= self.heartbeat_interval:
                 with suppress(OSError):  # a full disk must not end the watching: a stop would not be noticed any more
-                    self.alive()
-                last_alive = now
+                    self.heartbeat()
+                last_heartbeat = now
             if now - last_poll >= self.poll_interval or started != self._started:
                 started = self._started
                 if lost := self._find_lost(silent):

@@ -103,10 +103,10 @@ class SynchronousSession(ServerSession):
 
         Calls are ended for that: the coordinator takes a worker back only while none is in progress.
         """
-        if self._workers.alive >= self._needed:
+        if self._workers.alive_count >= self._needed:
             return True
         self._end_calls()
-        while self._workers.alive < self._needed:
+        while self._workers.alive_count < self._needed:
             if self._stop_requested():
                 return False
             for _ in range(self._workers.count):
@@ -164,7 +164,7 @@ class SynchronousSession(ServerSession):
         """Interrupt rounds that lack workers, or that have not ended by the `deadline` of a stop; return the new deadline."""
         if self._stop_requested():
             deadline = min(deadline, time.monotonic() + _STOP_TIMEOUT)
-        if self._workers.alive >= self._needed and time.monotonic() < deadline:
+        if self._workers.alive_count >= self._needed and time.monotonic() < deadline:
             return deadline
         if self._stop_requested():
             disable_blocking_enqueue()

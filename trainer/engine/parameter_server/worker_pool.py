@@ -316,7 +316,7 @@ class Workers:
         self._drop(started=False)
 
     @property
-    def alive(self) -> int:
+    def alive_count(self) -> int:
         """Return how many workers are not known to be lost; one that is back counts again when it begins a call."""
         return self.count - len(self._lost)
 

@@ -32,7 +32,7 @@ class Exits:
 def watched(servers: dict[str, str], exits: Exits, *, stopped: bool = False, connected: bool = True) -> Iterator[list[float]]:
     alive: list[float] = []
     watch = ServerWatchdog(
-        servers, lambda: stopped, lambda: alive.append(time.monotonic()), exits, timeout=0.5, poll_interval=0.1, alive_interval=INTERVAL
+        servers, lambda: stopped, lambda: alive.append(time.monotonic()), exits, timeout=0.5, poll_interval=0.1, heartbeat_interval=INTERVAL
     )
     watch.start()
     if connected:
