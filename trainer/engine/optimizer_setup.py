@@ -89,7 +89,7 @@ def optimizer(workload: Workload | Agent, job: Job, examples_per_step: int) -> k
     if job.train.learning_rate is not None:
         changes["learning_rate"] = schedule(job.train.learning_rate, _own_rate(own, job), job.steps)
     # Made at the import of a module: each replica of a strategy in one process would count its steps.
-    outside = not tf.distribute.get_strategy().extended.variable_created_in_scope(own.iterations.value)
+    outside = not tf.distribute.get_strategy().extended.variable_created_in_scope(own._iterations.value)  # noqa: SLF001 - `iterations` may be computed
     if changes or outside:
         changed = copied(own, **changes)
         weight_decay.keep_excluded(own, changed)
