@@ -117,6 +117,8 @@ class MirroredSession(Session):
 
         @tf.function(autograph=False)
         def call(iterator: Any, steps: tf.Tensor) -> tf.Tensor:
+            _seed_devices(model)
+
             def step_everywhere(_: tf.Tensor) -> tf.Tensor:
                 batches, waited = timed_next(iterator)
                 measured = self._run_everywhere(own_step if replica.has_own_step else step, (batches, waited))
@@ -125,3 +127,11 @@ class MirroredSession(Session):
             return model_ops.repeat(steps, step_everywhere, replica.width)
 
         return call
+
+
+def _seed_devices(model: keras.Model) -> None:
+    """Give the random layers of each device a seed of their own. What is drawn outside of steps, e.g. by an evaluation, makes them equal again."""
+    for seed in model_ops.seeds(model):
+        first, *others = seed.values
+        for index, other in enumerate(others, 1):
+            other.assign(first + model_ops.seed_of_replica(seed, index))

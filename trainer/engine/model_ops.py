@@ -84,6 +84,13 @@ def seeds(model: keras.Model) -> list[tf.Variable]:
     return [v.value for v in model.non_trainable_variables if is_seed(v)]
 
 
+def seed_of_replica(seed: Any, index: int) -> np.ndarray:
+    """Return what is added to a seed generator's state, [seed, count of draws], for a replica: seeds differ, counts do not."""
+    own = np.zeros(seed.shape, seed.dtype.as_numpy_dtype)
+    own.flat[0] = index
+    return own
+
+
 def seed_graph(seed: int, task: int, step: int) -> None:
     """Let tf.random's operations in the current graph, and in graphs inside of it, draw other numbers in each task, and after each resume at another step.
 

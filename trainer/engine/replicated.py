@@ -58,10 +58,7 @@ class LocalSession(Session):
         variables += self.tables.variables if self.tables else []
         self._all_reduce.broadcast([shared_step, *variables])
         for seed in model_ops.seeds(self.model):
-            # A seed generator's state is [seed, count of draws]: the seed differs between tasks, the count does not.
-            own = np.zeros(seed.shape, seed.dtype.as_numpy_dtype)
-            own.flat[0] = self._all_reduce.index
-            seed.assign_add(own)
+            seed.assign_add(model_ops.seed_of_replica(seed, self._all_reduce.index))
         return int(shared_step.numpy())
 
     def flags_of_chief(self, flags: Sequence[bool]) -> list[bool]:

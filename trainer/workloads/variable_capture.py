@@ -48,14 +48,15 @@ class FunctionVariables:
             value = options["initial_value"]
             value = tf.convert_to_tensor(value() if callable(value) else value, dtype=options.get("dtype"))
             trainable = options.get("trainable") is not False and value.dtype.is_floating
-            rest = "mean" if value.dtype.is_floating else "only_first_replica"
+            name = key.rpartition("/")[2]
+            rest = "mean" if value.dtype.is_floating else "none" if name.startswith("seed_generator_state") else "only_first_replica"
             self.created[key] = self._add(
                 shape=value.shape,
                 initializer=lambda _shape, dtype=None: value,  # noqa: ARG005 - Keras passes it by name
                 dtype=value.dtype.name,
                 trainable=trainable,
                 aggregation="none" if trainable else _AGGREGATIONS.get(options.get("aggregation"), rest),
-                name=key.rpartition("/")[2],
+                name=name,
             )
             initial_values[key] = value
             return self.created[key].value

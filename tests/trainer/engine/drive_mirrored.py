@@ -56,16 +56,21 @@ def main() -> None:
         report[name] = max(float(np.max(np.abs(a - b))) for a, b in zip(*weights, strict=True))
         if name == RESUMED:
             report["resumed"] = resume(sessions[0], params, train)
-    report["noise"] = losses_with_noise(names)
+    for layer in ("noise", "dropout"):
+        report[layer] = losses_with(layer, names)
     report["callbacks"] = drive_callbacks.train_cases(
         lambda workload, job: MirroredSession(workload, job, names), {"epochs": False, "batches": True}
     )
     print(json.dumps(report), flush=True)
 
 
-def losses_with_noise(names: list[str]) -> dict[str, float | None]:
-    """Return the loss of the first step of one device and of two, from step 0 and from step 5, on batches that are all the same."""
+def losses_with(layer: str, names: list[str]) -> dict[str, float | None]:
+    """Return the losses of one device and of two on batches that are all the same: in the first step from step 0 and from 5, then in another.
+
+    Before the last, the model draws outside of a step, as in an evaluation.
+    """
     import keras
+    import numpy as np
 
     from tests.trainer.engine.small import Alike, small_job
     from trainer.engine.mirrored import MirroredSession
@@ -74,9 +79,11 @@ def losses_with_noise(names: list[str]) -> dict[str, float | None]:
     losses = {}
     for count in (1, 2):
         for step in (0, 5):
-            session = MirroredSession(Alike({"noise": True}), small_job(), names[:count])
+            session = MirroredSession(Alike({layer: True}), small_job(), names[:count])
             session.begin_at(step)
             losses[f"{count} from {step}"] = session.run(1).loss
+        session.model(np.zeros((1, 4), np.float32), training=True)
+        losses[f"{count} after a draw"] = session.run(1).loss
     return losses
 
 

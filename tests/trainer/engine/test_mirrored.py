@@ -29,7 +29,13 @@ def test_a_falling_rate_may_become_a_constant_on_resume(report: dict[str, Any]) 
 
 
 def test_each_device_draws_its_own_numbers_and_others_after_a_resume(report: dict[str, Any]) -> None:
-    assert len(set(report["noise"].values())) == 4, report["noise"]
+    assert len(set(report["noise"].values())) == 6, report["noise"]
+
+
+def test_each_device_drops_its_own_units_also_after_the_model_has_drawn_outside_of_a_step(report: dict[str, Any]) -> None:
+    losses = report["dropout"]
+    assert losses["2 from 0"] == losses["2 from 5"] != losses["1 from 0"]
+    assert losses["2 after a draw"] != losses["1 after a draw"]
 
 
 @pytest.mark.parametrize("hooks", ["epochs", "batches"])
