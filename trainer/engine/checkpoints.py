@@ -1,7 +1,7 @@
 """Saves and restores the chief's model, optimizer and global step, as plain TensorFlow checkpoints.
 
-The format is one for all strategies: `tf.train.Checkpoint(model=..., optimizer=..., step=..., seeds=[...], learning_rate=..., callbacks=...)`, and parts
-of large embedding layers' tables.
+The format is one for all strategies: `tf.train.Checkpoint(model=..., optimizer=..., step=..., seeds=[...], global_seed=[...],
+learning_rate=..., callbacks=...)`, and parts of large embedding layers' tables.
 A checkpoint is complete before the `checkpoint` file names it, so a kill at any moment leaves the previous one. `capture` creates it in memory, and
 another thread can `write` it while training continues. Only rows on parameter servers are not copied: `write` reads them there
 (table_files.py).
@@ -25,7 +25,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from trainer.engine import schedules
+from trainer.engine import global_seed, schedules
 from trainer.engine.byte_sizes import byte_size
 from trainer.engine.embeddings.table_parts import TableParts
 from trainer.engine.model_ops import seeds
@@ -37,6 +37,7 @@ from trainer.workloads.errors import WorkloadError
 # The key of a variable's value in a checkpoint.
 _VALUE = "{}/.ATTRIBUTES/VARIABLE_VALUE"
 _BUILT_WITH = _VALUE.format("learning_rate")
+_GLOBAL_SEED = _VALUE.format("global_seed/0")
 _CALLBACKS = _VALUE.format("callbacks")
 _INCOMPLETE_SUFFIX = ".part"  # of the name of a file that is not complete yet
 _CHUNK = 4 * 2**20  # bytes that are read at once
@@ -128,6 +129,7 @@ class Checkpoints:
         self._rate, self._constant = schedules.described(optimizer), schedules.constant(optimizer)
         # Keras leaves the state of random layers out of a model's checkpoint.
         self._tracked_objects = {"model": model, "optimizer": optimizer, "step": self._step, "seeds": seeds(model)}
+        self._tracked_objects["global_seed"] = global_seed.states(model)
         self._tracked_objects |= tables.parts if tables else {}
         self._callbacks = tf.Variable(b"", dtype=tf.string)
         self._saved = tf.train.Checkpoint(**self._tracked_objects, learning_rate=tf.Variable(self._rate), callbacks=self._callbacks)
@@ -162,7 +164,7 @@ class Checkpoints:
             try:
                 reader = tf.train.load_checkpoint(path)
                 optimizer = self._optimizer_like_that_in(reader)
-                self._load(path, optimizer)
+                self._load(path, reader, optimizer)
             except (CheckpointError, PeerLostError):
                 raise
             except Exception as error:  # noqa: BLE001 - a damaged file may raise any error
@@ -185,8 +187,11 @@ class Checkpoints:
             )
         return None
 
-    def _load(self, path: str, optimizer: keras.optimizers.Optimizer) -> None:
-        saved = tf.train.Checkpoint(**{**self._tracked_objects, "optimizer": optimizer})
+    def _load(self, path: str, reader: Any, optimizer: keras.optimizers.Optimizer) -> None:
+        tracked = {**self._tracked_objects, "optimizer": optimizer}
+        if not reader.has_tensor(_GLOBAL_SEED):  # a checkpoint of an earlier version
+            del tracked["global_seed"]
+        saved = tf.train.Checkpoint(**tracked)
         if self._rows and (other := self._rows.mismatch(path, saved)):
             raise self._other_model(path, ValueError(other))
         try:

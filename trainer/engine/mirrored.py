@@ -7,7 +7,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from trainer.engine import clock, data_length, model_ops
+from trainer.engine import clock, data_length, global_seed, model_ops
 from trainer.engine.job import Job
 from trainer.engine.replica import Replica, timed_next
 from trainer.engine.session import CallProgress, NotFinite, Session
@@ -130,8 +130,8 @@ class MirroredSession(Session):
 
 
 def _seed_devices(model: keras.Model) -> None:
-    """Give the random layers of each device a seed of their own. What is drawn outside of steps, e.g. by an evaluation, makes them equal again."""
-    for seed in model_ops.seeds(model):
+    """Give the random layers of each device, and its functions of keras.random, seeds of their own. What is drawn outside of steps, e.g. by an evaluation, makes them equal again."""
+    for seed in (*model_ops.seeds(model), *global_seed.states(model)):
         first, *others = seed.values
         for index, other in enumerate(others, 1):
             other.assign(first + model_ops.seed_of_replica(seed, index))

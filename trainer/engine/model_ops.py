@@ -10,7 +10,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from trainer.engine import optimizer_setup, user_step
+from trainer.engine import global_seed, optimizer_setup, user_step
 from trainer.engine.embeddings import layers
 from trainer.engine.embeddings.local_tables import LocalTables
 from trainer.engine.job import Job
@@ -45,6 +45,7 @@ def build(workload: Workload | Agent, job: Job, replicas: int = 1, *, by_rows: b
     """
     optimizer_setup.prepare(job)
     model = workload.model()
+    global_seed.hold(model, replicas)
     if not model.built or not (model.trainable_variables or layers.tables(model)):
         message = f"the model {model.name!r} has no trainable weights: give it an input shape, so that it is built, and a trainable layer"
         raise WorkloadError(message)

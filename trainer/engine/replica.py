@@ -7,7 +7,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from trainer.engine import clock, model_ops, user_step
+from trainer.engine import clock, global_seed, model_ops, user_step
 from trainer.engine.embeddings.sharded_tables import NO_LOOKUPS, Tables
 from trainer.engine.job import Job
 from trainer.events import join_names
@@ -82,12 +82,14 @@ class Replica:
         """Let the workload take its own step on a batch for which it waited so many seconds; return its measures. For the rest see UserStep."""
         assert self._own_step is not None  # noqa: S101 - see has_own_step
         inputs, targets = batch
-        return tf.concat([self._own_step(inputs, targets, mean_gradients), [waited]], 0)
+        with global_seed.drawing_with(self._model):
+            return tf.concat([self._own_step(inputs, targets, mean_gradients), [waited]], 0)
 
     def step(self, iterator: Any) -> tuple[tf.Tensor, list[Any]]:
         """Take a step's batches from `iterator`; return its measures and the gradients of the model's trainable variables, None if there is none."""
         variables = [v.value for v in self._model.trainable_variables]
-        measured, gradients, _ = self._mean(lambda: timed_next(iterator), self._gradients, [], variables)
+        with global_seed.drawing_with(self._model):
+            measured, gradients, _ = self._mean(lambda: timed_next(iterator), self._gradients, [], variables)
         return measured, self._with_none(gradients)
 
     def step_on(self, batches: Any, waited: tf.Tensor) -> tuple[tf.Tensor, list[Any]]:
@@ -105,7 +107,8 @@ class Replica:
             index = next(each)
             return tf.nest.map_structure(lambda t: t[index], batches), waited / count
 
-        measured, gradients, _ = self._mean(take, self._gradients, [], variables, unrolled=True)
+        with global_seed.drawing_with(self._model):
+            measured, gradients, _ = self._mean(take, self._gradients, [], variables, unrolled=True)
         return measured, self._with_none(gradients)
 
     def stateless_step(
@@ -129,6 +132,13 @@ class Replica:
         return measured, gradients, after
 
     def _compute_at(
+        self, values: list[tf.Tensor], rows_after: Sequence[tf.Tensor], state: Sequence[tf.Tensor], inputs: Any, targets: Any
+    ) -> tuple[tf.Tensor, list[Any], list[tf.Tensor]]:
+        *_, own_seed = _seeds(len(model_ops.seeds(self._model)) + 1, state[-1])  # another than those of the layers
+        with global_seed.drawing_on_worker(own_seed):
+            return self._differentiate_at(values, rows_after, state, inputs, targets)
+
+    def _differentiate_at(
         self, values: list[tf.Tensor], rows_after: Sequence[tf.Tensor], state: Sequence[tf.Tensor], inputs: Any, targets: Any
     ) -> tuple[tf.Tensor, list[Any], list[tf.Tensor]]:
         non_trainable = _non_trainable_values(self._model, list(state))

@@ -9,7 +9,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from trainer.engine import clock, data_length, fused_updates, model_ops, schedules
+from trainer.engine import clock, data_length, fused_updates, global_seed, model_ops, schedules
 from trainer.engine.changes import Snapshot
 from trainer.engine.collectives.all_reduce import AllReduce
 from trainer.engine.embeddings.local_tables import LocalTables
@@ -55,9 +55,9 @@ class LocalSession(Session):
         """Give every task the first one's model, optimizer and step; return the step."""
         shared_step = tf.Variable(step, dtype=tf.int64)
         variables = [v.value for v in (*self.model.variables, *self.optimizer.variables)]
-        variables += self.tables.variables if self.tables else []
+        variables += [*global_seed.states(self.model), *(self.tables.variables if self.tables else [])]
         self._all_reduce.broadcast([shared_step, *variables])
-        for seed in model_ops.seeds(self.model):
+        for seed in (*model_ops.seeds(self.model), *global_seed.states(self.model)):
             seed.assign_add(model_ops.seed_of_replica(seed, self._all_reduce.index))
         return int(shared_step.numpy())
 

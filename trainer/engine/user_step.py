@@ -12,6 +12,7 @@ import keras
 import tensorflow as tf
 from tensorflow.python.framework.auto_control_deps_utils import get_read_write_resource_inputs
 
+from trainer.engine import global_seed
 from trainer.engine.job import Job
 from trainer.workloads.errors import WorkloadError
 from trainer.workloads.protocol import Stepping, Workload
@@ -70,7 +71,7 @@ class UserStep:
                     self._check_outermost(graph)
                 original(gradients, variables)
 
-            with self._applying(apply):
+            with self._applying(apply), global_seed.drawing_with(self._model):
                 returned = self._workload.train_step(inputs, targets)
             self.metrics = tuple(name for name in returned if name != "loss")
             return returned["loss"]

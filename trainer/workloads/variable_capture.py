@@ -14,6 +14,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 from keras.src.backend.common import global_state
+from keras.src.random.seed_generator import global_seed_generator
 
 from trainer.events import join_names
 from trainer.workloads.errors import WorkloadError
@@ -42,6 +43,7 @@ class FunctionVariables:
         Raises:
             WorkloadError: it trains a variable that was created outside of it.
         """
+        global_seed_generator()  # now, as it is no variable of the function
         initial_values: dict[str, tf.Tensor] = {}
 
         def create_variable(key: str, options: Mapping[str, Any]) -> Any:

@@ -36,20 +36,26 @@ def resume(create_session: Any) -> dict[str, Any]:
     """Return the results of two runs: one of 20 steps, and one of 10 that is resumed, with this task's own directory, until step 20."""
     from tests.trainer.engine.calling import SmallWithCallbacks, callback_job
     from tests.trainer.engine.test_loop import Output
-    from trainer.engine import loop
+    from trainer.engine import global_seed, loop
     from trainer.events import Reporter
 
     report: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as directory:
         for name, steps in (("whole", 20), ("halves", 10), ("halves", 20)):
-            workload, output, run_dir = SmallWithCallbacks(list, optimizer=_OPTIMIZER, dropout=True), Output(), Path(directory, name)
+            workload, output, run_dir = (
+                SmallWithCallbacks(list, optimizer=_OPTIMIZER, dropout=True, unseeded=True),
+                Output(),
+                Path(directory, name),
+            )
             job = callback_job(workload, run_dir, 2, steps=steps)
             session = create_session(workload, job)
             loop.run(session, workload, job, Reporter("task", output), lambda: False)
-            variables = [*session.model.variables, *session.optimizer.variables]
+            global_seeds = global_seed.states(session.model)
+            variables = [*session.model.variables, *session.optimizer.variables, *global_seeds]
             report[name] = {
                 "step": session.step,
                 "values": [float(variable.numpy().sum()) for variable in variables],
+                "global seed": global_seeds[0].numpy().tolist(),
                 "restored": [event["step"] for event in output.events("restored")],
                 "stored": run_dir.exists(),
             }

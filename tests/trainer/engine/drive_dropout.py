@@ -1,4 +1,4 @@
-"""Takes steps on real workers that differ only in the units that their random layers drop, or in noise of tf.random; prints the losses of each as JSON.
+"""Takes steps on real workers that differ only in the units that their random layers drop, or in noise of tf.random or keras.random; prints the losses of each as JSON.
 
 Usage: drive_dropout.py SCRATCH. It is a process of its own because a chief's connection is for the whole process.
 """
@@ -45,6 +45,8 @@ def losses_of_cases(cluster: Any) -> dict[str, dict[str, dict[int, float]]]:
         "synchronous": (SynchronousSession, sync, "dropout"),
         "noise": (AsynchronousSession, {}, "noise"),
         "synchronous noise": (SynchronousSession, sync, "noise"),
+        "unseeded": (AsynchronousSession, {}, "unseeded"),
+        "compiled unseeded, of two batches": (AsynchronousSession, {"jit_compile": True, "gradients": {"accumulate": 2}}, "unseeded"),
     }
 
     class Waiting(Alike, Delayed):

@@ -56,7 +56,7 @@ def main() -> None:
         report[name] = max(float(np.max(np.abs(a - b))) for a, b in zip(*weights, strict=True))
         if name == RESUMED:
             report["resumed"] = resume(sessions[0], params, train)
-    for layer in ("noise", "dropout"):
+    for layer in ("noise", "dropout", "unseeded"):
         report[layer] = losses_with(layer, names)
     report["callbacks"] = drive_callbacks.train_cases(
         lambda workload, job: MirroredSession(workload, job, names), {"epochs": False, "batches": True}

@@ -29,9 +29,9 @@ def small_job(seed: int = 0, strategy: Strategy = "single", **train: Any) -> Job
 class Small:
     """Points [batch, 4] to logits [batch, 2].
 
-    `params`: activation, optimizer (a Keras name, or AveragedSGD), early (the optimizer is made with the workload), dropout, noise, normalised
-    ("synchronized": by all replicas); undecayed, the names of variables without weight decay; slow, the seconds that each batch of the held-out
-    set takes.
+    `params`: activation, optimizer (a Keras name, or AveragedSGD), early (the optimizer is made with the workload), dropout, noise (of tf.random),
+    unseeded (noise of keras.random), normalised ("synchronized": by all replicas); undecayed, the names of variables without weight decay; slow, the
+    seconds that each batch of the held-out set takes.
     """
 
     def __init__(self, params: Mapping[str, Any], data: str = "synthetic", seed: int = 0) -> None:
@@ -52,6 +52,8 @@ class Small:
             layers.append(keras.layers.Dropout(0.2, seed=3))
         if self._params.get("noise"):
             layers.append(keras.layers.Lambda(_with_noise))
+        if self._params.get("unseeded"):
+            layers.append(keras.layers.Lambda(lambda inputs: inputs + keras.random.uniform([])))
         return keras.Sequential([*layers, keras.layers.Dense(2)])
 
     def optimizer(self) -> keras.optimizers.Optimizer:

@@ -38,3 +38,5 @@ def test_a_resumed_task_gets_the_state_that_only_the_chief_has_stored(tasks: lis
     for task in (chief, worker):
         assert task["halves"]["step"] == 20
         assert task["halves"]["values"] == task["whole"]["values"]  # weights, the optimizer's moments and step count, the task's own seeds
+    seeds = [task["halves"]["global seed"] for task in (chief, worker)]
+    assert [seeds[1][0] - seeds[0][0], *(seed[1] for seed in seeds)] == [1, 20, 20]  # one draw a step

@@ -41,6 +41,15 @@ def test_saved_state_is_restored(tmp_path: Path) -> None:
     assert int(second.optimizer.iterations.numpy()) == 42
 
 
+def test_a_checkpoint_of_an_earlier_version_without_the_global_seed_is_restored(tmp_path: Path) -> None:
+    model, optimizer = Small({}).model(), Small({}).optimizer()
+    optimizer.build(model.trainable_variables)
+    Checkpoints(tmp_path, model, optimizer, keep=1).save(40)
+    restored = checkpoints(tmp_path, built()).restore(pytest.fail)
+    assert restored is not None
+    assert restored.step == 40
+
+
 def rate(value: float) -> dict[str, Any]:
     return {"arguments": {"learning_rate": value}}
 

@@ -1,4 +1,4 @@
-"""Random layers and tf.random on parameter servers: each worker drops other units and draws other noise, also after its restart."""
+"""Random layers, tf.random and keras.random on parameter servers: each worker drops other units and draws other noise, also after its restart."""
 
 from pathlib import Path
 
@@ -15,6 +15,9 @@ CASES = [
     "noise",
     "noise, started again",
     "synchronous noise",
+    "unseeded",
+    "unseeded, started again",
+    "compiled unseeded, of two batches",
 ]
 DRIVER = Path(__file__).with_name("drive_dropout.py")
 Losses = dict[str, dict[str, float]]  # of each worker, by the number of the step

@@ -32,8 +32,9 @@ def test_each_device_draws_its_own_numbers_and_others_after_a_resume(report: dic
     assert len(set(report["noise"].values())) == 6, report["noise"]
 
 
-def test_each_device_drops_its_own_units_also_after_the_model_has_drawn_outside_of_a_step(report: dict[str, Any]) -> None:
-    losses = report["dropout"]
+@pytest.mark.parametrize("layer", ["dropout", "unseeded"])
+def test_random_layers_draw_other_numbers_on_each_device_also_after_an_evaluation(report: dict[str, Any], layer: str) -> None:
+    losses = report[layer]
     assert losses["2 from 0"] == losses["2 from 5"] != losses["1 from 0"]
     assert losses["2 after a draw"] != losses["1 after a draw"]
 

@@ -39,6 +39,31 @@ class Noisy(Alike):
         return {"square": drawn**2, "kept": kept, "kept square": kept**2}
 
 
+class Unseeded(Noisy):
+    """Draws by functions of keras.random without a seed: in the loss one number, in the model the difference between iterations of a loop."""
+
+    def model(self) -> keras.Model:
+        inputs = keras.Input((4,))
+        looping = keras.layers.Lambda(lambda outputs: 0 * outputs + _difference_in_a_loop(), output_shape=(2,))
+        return keras.Model(inputs, looping(keras.layers.Dense(2)(inputs)))
+
+    def loss(self, targets: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:
+        del targets
+        return tf.reduce_mean(0 * outputs) + keras.random.uniform([])
+
+    def metrics(self, targets: tf.Tensor, outputs: tf.Tensor) -> dict[str, tf.Tensor]:
+        del targets
+        drawn, difference = keras.random.uniform([]), tf.reduce_mean(outputs)
+        return {"drawn": drawn, "drawn square": drawn**2, "difference": difference, "difference square": difference**2}
+
+
+def _difference_in_a_loop() -> tf.Tensor:
+    def body(index: tf.Tensor, difference: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        return index + 1, keras.random.uniform([]) - difference
+
+    return tf.while_loop(lambda index, _: index < 2, body, (tf.constant(0), tf.constant(0.0)))[1]
+
+
 class Adapted(Small):
     """Has integers that a step does not change, the count of a Normalization layer, and with `counting` one that it changes."""
 
@@ -89,6 +114,15 @@ def test_each_step_of_a_call_draws_its_own_numbers_and_is_compiled_once(jit_comp
     if jit_compile:
         compiled: Any = replica._gradients_at
         assert compiled.experimental_get_tracing_count() == 1
+
+
+@pytest.mark.parametrize("settings", [{}, {"jit_compile": True}, {"gradients": {"accumulate": 2}}], ids=["", "compiled", "accumulated"])
+def test_keras_draws_other_numbers_without_a_seed_in_each_step_of_a_call(settings: dict[str, Any]) -> None:
+    _, (loss, drawn, drawn_squares, difference, difference_squares, *_) = take_call(Unseeded({}), **settings)
+    for numbers, their_squares in ((drawn, drawn_squares), (difference, difference_squares)):
+        mean = numbers / STEPS
+        assert their_squares / STEPS - mean**2 > 1e-4  # their variance
+    assert abs(loss - drawn) > 1e-4
 
 
 def test_integers_that_a_step_changes_are_refused_by_name() -> None:

@@ -11,6 +11,7 @@ import tensorflow as tf
 from tests.trainer.engine.small import Alike, Small
 from tests.trainer.engine.test_loop import settings
 from trainer.engine import model_ops
+from trainer.engine.checkpoints import Checkpoints
 from trainer.engine.collectives.all_reduce import AllReduce
 from trainer.engine.replicated import LocalSession
 from trainer.workloads.errors import WorkloadError
@@ -67,6 +68,33 @@ def test_operations_of_tensorflow_draw_other_numbers_in_each_task_and_after_a_re
     drawn = [loss for all_reduce in (AllReduce, Second) for step in (0, 5) for loss in losses(all_reduce(), step)]
     assert len(set(drawn)) == 12
     assert losses(Second(), 5) == drawn[-3:]
+
+
+class Unseeded(Reading):
+    """Its loss is a number that a function of keras.random draws without a seed."""
+
+    def train_step(self, inputs: tf.Tensor, targets: tf.Tensor) -> dict[str, tf.Tensor]:
+        del inputs, targets
+        return {"loss": keras.random.uniform([])}
+
+    test_step = train_step
+
+
+@pytest.mark.parametrize("workload", [Alike({"unseeded": True}), Unseeded({})], ids=["the engine's step", "a step of its own"])
+def test_keras_draws_other_numbers_without_a_seed_in_each_task_and_continues_after_a_resume(workload: Alike, tmp_path: Path) -> None:
+    def losses(all_reduce: AllReduce, steps: list[int], run_dir: Path) -> list[float]:
+        session = LocalSession(workload, settings(run_dir, 10), all_reduce)
+        saved = Checkpoints(run_dir, session.model, session.optimizer, keep=1)
+        restored = saved.restore(pytest.fail)
+        session.begin_at(restored.step if restored else 0)
+        means = [session.run(count).loss for count in steps]
+        saved.save(session.step)
+        return [float(mean or 0) for mean in means]
+
+    whole = losses(AllReduce(), [1, 1, 1, 1], tmp_path / "whole")
+    assert len({*whole, *losses(Second(), [1, 1, 1, 1], tmp_path / "second")}) == 8
+    halves = [*losses(AllReduce(), [1, 1], tmp_path / "halves"), *losses(AllReduce(), [2], tmp_path / "halves")]
+    assert halves == [*whole[:2], pytest.approx(np.mean(whole[2:]))]
 
 
 def test_progress_covers_all_steps_of_a_call(tmp_path: Path) -> None:

@@ -117,6 +117,9 @@ def growing(features, targets, mode):
     if mode == "eval":
         p = keras.layers.Dense(1, name="calibration")(p)
     return p, loss_of(p, targets), keras.optimizers.SGD(0.1)
+def noisy(features, targets):
+    logits = keras.layers.Dense(1)(features) + keras.random.normal([])
+    return logits, tf.reduce_mean(logits), keras.optimizers.SGD(0.1)
 def branch(features, targets, mode, params):
     w = tf.Variable(tf.ones([4, 1]), name="w")
     p = features @ w
@@ -212,6 +215,10 @@ def test_python_control_flow_on_tensors_works_in_a_graph() -> None:
     model = model_ops.build(form, small_job()).model
     run = tf.function(lambda features: model((features, tf.zeros([1, 1])))["predictions"][0, 0], autograph=False)
     assert [float(run(tf.constant([[x] * 4]))) for x in (0.25, 3.0)] == [1.0, 0.0]
+
+
+def test_a_model_function_may_draw_by_keras_without_a_seed() -> None:
+    train_a_step(workload("forms_functions:noisy"))
 
 
 @pytest.mark.parametrize(
