@@ -156,12 +156,13 @@ def _without_secrets(override: str) -> str:
 
 
 def _has_env(value: str) -> bool:
-    """Return whether a value, which is YAML, has a key `env` at any depth."""
+    """Return whether a value, which is YAML, has a key `env` at any depth, or may have it."""
     import yaml
 
-    # The override of a role's pods may have it, too, as a list.
-    pairs = itertools.pairwise(yaml.scan(value, Loader=yaml.SafeLoader))
-    return any(isinstance(first, yaml.KeyToken) and isinstance(key, yaml.ScalarToken) and key.value == "env" for first, key in pairs)
+    # The override of a role's pods may have it, too, as a list. The key may have an anchor or a tag, or be an alias of one.
+    tokens = (token for token in yaml.scan(value, Loader=yaml.SafeLoader) if not isinstance(token, yaml.AnchorToken | yaml.TagToken))
+    keys = [key for first, key in itertools.pairwise(tokens) if isinstance(first, yaml.KeyToken)]
+    return any(isinstance(key, yaml.AliasToken) or (isinstance(key, yaml.ScalarToken) and key.value == "env") for key in keys)
 
 
 def _quoted(word: str) -> str:
