@@ -42,7 +42,7 @@ class KerasModel:
         self._train = UserData(
             definitions["train_data"], arguments, "train_data", None if weight is None else ClassWeight(weight, arguments)
         )
-        self._held_out = UserData(definitions["eval_data"], arguments, "eval_data")
+        self._held_out = UserData(definitions["eval_data"], arguments, "eval_data", training=self._train)
         self._model: keras.Model | None = None
         self._has_own_loss = False
         self._steps: KerasSteps | None = None

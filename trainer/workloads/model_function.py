@@ -40,7 +40,7 @@ class ModelFunction:
         self._measure = converted(metrics) if metrics is not None else None
         self.callbacks = UserCallbacks(definitions.get("callbacks"), arguments)
         self._train = UserData(definitions["train_data"], arguments, "train_data")
-        self._held_out = UserData(definitions["eval_data"], arguments, "eval_data")
+        self._held_out = UserData(definitions["eval_data"], arguments, "eval_data", training=self._train)
         self._optimizer: keras.optimizers.Optimizer | None = None
 
     def model(self) -> keras.Model:

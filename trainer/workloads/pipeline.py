@@ -12,6 +12,7 @@ position in the data is not either: the reader starts with an epoch in a new ord
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import tensorflow as tf
@@ -52,8 +53,8 @@ _REPEATABLE = re.compile(
     r"VarHandleOp|VarIsInitializedOp|VariableShape|ReadVariableOp|ResourceGather(Nd)?|LookupTable(Find|Size)V2|TensorArray\w*|"
     r"(?!Random|Experimental|Generator|DataService)\w+Dataset(V\d)?"
 )
-# Datasets that give other elements each time, or of which nothing is known.
-_UNREPEATABLE = ("RandomDataset", "VariantDataset")
+
+_DIFFERS = "does not continue with the examples of an uninterrupted run"
 
 # TensorFlow's messages if it cannot batch examples of different lengths; it has no error class for that.
 _SHAPE_ERRORS = ("Cannot add tensor to the batch", "Cannot batch tensors with different shapes")
@@ -71,6 +72,7 @@ class Facts:
     python: bool  # runs Python functions: no other process can make it
     random: bool  # may give other values each time it is read
     cached: bool  # ends with a cache in memory of the user's
+    cached_for_all: bool  # and only that makes them the same each time: all readers cache all examples
     reordered: bool  # a shuffle in it gives another order each time it is read
 
     @property
@@ -81,22 +83,24 @@ class Facts:
         )
 
     def after_resume(self, shard: Shard) -> str:
-        """Return what differs from an uninterrupted run in a reader that begins at `shard.start`, and the remedy; nothing if all is the same."""
+        """Return what differs from an uninterrupted run in a reader that begins at `shard.start`, as the end of a sentence; nothing if all is the same."""
         if not shard.start:
             return ""
         if self.count is None:
             return (
-                "their number is not known or they have no end, so an epoch in a new order begins; put .repeat() last, or add "
+                f"{_DIFFERS}: their number is not known or they have no end, so an epoch in a new order begins; put .repeat() last, or add "
                 ".apply(tf.data.experimental.assert_cardinality(n))"
             )
         in_first_epoch = (shard.start + 1) * shard.batch_size <= self.count // shard.count
         if self.reordered and not self.fits_in_memory and not in_first_epoch:
             return (
-                "they are shuffled before other operations, in orders that begin with the first one again, so some may come twice in this epoch and "
-                "others not at all; leave that .shuffle out, as the trainer shuffles, or put .cache() after it"
+                f"{_DIFFERS}: they are shuffled before other operations, in orders that begin with the first one again, so some may come twice in "
+                "this epoch and others not at all; leave that .shuffle out, as the trainer shuffles, or put .cache() after it"
             )
         return (
-            "they are the same, but random values in them, also of Python functions, begin with the first ones again" if self.random else ""
+            "continues with the same examples; if its functions draw random values, these begin with the first ones again"
+            if self.random
+            else ""
         )
 
     @property
@@ -189,6 +193,8 @@ def inspect(examples: tf.data.Dataset, name: str) -> Facts:
         python=any(kinds & _PYTHON for kinds in operations.values()),
         random=any(_varies(part, operations[part]) for part in _chain(examples, into_caches=False)),
         cached=_ends_cached(examples),
+        cached_for_all=_ends_cached(examples)
+        and any(_varies(part, operations[part]) for part in _chain(examples._inputs()[0], into_caches=False)),  # noqa: SLF001 - as in _below
         reordered=any(_reorders(part, operations[part]) for part in _chain(examples, into_caches=False)),
     )
 
@@ -204,8 +210,10 @@ def batches(examples: tf.data.Dataset, facts: Facts, shard: Shard) -> tf.data.Da
         raise WorkloadError(
             f"{facts.count} training examples for {shard.count} readers; expected at least one for each; train with fewer tasks"
         )
-    own = examples.shard(count, index) if int(shard.count) > 1 else examples
-    if facts.fits_in_memory and not facts.cached:
+    is_cached_later = facts.cached and not facts.cached_for_all  # then each reader caches its own examples
+    own: tf.data.Dataset = examples._inputs()[0] if is_cached_later else examples  # noqa: SLF001 - as in _below
+    own = own.shard(count, index) if int(shard.count) > 1 else own
+    if is_cached_later or (facts.fits_in_memory and not facts.cached):
         own = own.cache()
     seed = tf.constant(shard.seed, tf.int64) * 1_000_003 + index * 7_919
 
@@ -413,12 +421,24 @@ def _kind(dataset: Any) -> str:
 
 def _varies(dataset: Any, operations: set[str]) -> bool:
     """Return whether a dataset, with `operations` in its functions, may give other elements each time from the same input; another order does not count."""
-    captured = (tensor for function in dataset._functions() for tensor in function.function.captured_inputs)  # noqa: SLF001 - as in _below
-    return (
-        _kind(dataset).startswith(_UNREPEATABLE)
-        or any(map(_draws, operations))
-        or any(tensor.dtype == tf.variant for tensor in captured)  # a dataset, of which nothing is known
-    )
+    if _kind(dataset) == "RandomDataset":
+        return bool(dataset._rerandomize)  # noqa: SLF001 - as in _below
+    hidden = [tensor for function in dataset._functions() for tensor in function.function.captured_inputs]  # noqa: SLF001 - as in _below
+    hidden += [dataset._variant_tensor] if _kind(dataset) == "VariantDataset" else []  # noqa: SLF001 - as in _below
+    return any(map(_draws, operations)) or any(tensor.dtype == tf.variant and _hides_draws(tensor) for tensor in hidden)
+
+
+def _hides_draws(variant: tf.Tensor) -> bool:
+    """Return whether a dataset of which only the tensor is known may give other elements each time; true if TensorFlow cannot show what it is made of."""
+    try:
+        graph = tf.raw_ops.DatasetToGraphV2(
+            input_dataset=variant, external_state_policy=tf.data.experimental.ExternalStatePolicy.IGNORE.value
+        )
+        definition = tf.compat.v1.GraphDef.FromString(graph.numpy())
+    except (tf.errors.OpError, AttributeError, ValueError):  # e.g. 2 GB, or a tensor of a graph
+        return True
+    nodes = chain(definition.node, *(function.node_def for function in definition.library.function))
+    return any(_draws(node.op) for node in nodes if not node.op.startswith("_"))
 
 
 def _reorders(dataset: Any, operations: set[str]) -> bool:

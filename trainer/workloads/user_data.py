@@ -28,12 +28,18 @@ class UserData:
     With sample weights or a `class_weight`, targets are {"targets": ..., "weights": ...}; `weighted` says so.
     """
 
-    def __init__(self, source: Any, arguments: CallArguments, name: str, class_weight: ClassWeight | None = None) -> None:
+    def __init__(
+        self, source: Any, arguments: CallArguments, name: str, class_weight: ClassWeight | None = None, training: "UserData | None" = None
+    ) -> None:
+        """`training` are the examples that are not to be among these."""
         self._source, self._arguments, self._class_weight = source, arguments, class_weight
         self._name = f"{name} of {arguments.workload}: {where(source)}" if callable(source) else f"{name} of {arguments.workload}"
         self._arrays: tuple[Any, ...] | None = None
+        self.inputs: list[np.ndarray] = []  # if they are arrays
         self._facts: pipeline.Facts | None = None
+        self._read: tf.data.Dataset | None = None  # the examples of a Dataset, outside of a graph
         self._passes = 1  # of a Dataset, over its examples
+        self._training = training
         self.is_read = self.weighted = False
 
     def batches(self, shard: Shard) -> tf.data.Dataset:
@@ -41,7 +47,7 @@ class UserData:
         self._read_once()
         # The workers of parameter_server have no position in their data to continue at: there `start` is a tensor.
         if self._facts is not None and not tf.is_tensor(shard.start) and (difference := self._facts.after_resume(shard)):
-            print(f"{self._name} does not continue with the examples of an uninterrupted run: {difference}", flush=True)
+            print(f"{self._name} {difference}", flush=True)
         return self._dataset(
             lambda inputs, targets: in_memory.batches(inputs, targets, shard),
             lambda examples, facts: pipeline.batches(examples, facts, shard),
@@ -120,24 +126,36 @@ class UserData:
                 )
             if pipeline.loses_cache(value):
                 print(
-                    f"{self._name} has a cache in a file of batches, or of examples in an order, which is not used: its batches are split and shuffled "
-                    "again. Put .cache(file) before .shuffle and .batch",
+                    f"{self._name} caches batches, or shuffled examples, in a file. That file is not used, since the trainer splits batches and "
+                    "shuffles. Put .cache(file) before .shuffle and .batch",
                     flush=True,
                 )
             examples, self._passes = pipeline.examples_of(value), pipeline.passes(value)
             if self._class_weight is not None:
                 _, targets, *weights = examples.element_spec
                 self._class_weight.check(targets, weights[0] if weights else None)
-            self._facts = pipeline.inspect(examples, self._name)
+            self._facts, self._read = pipeline.inspect(examples, self._name), examples
         elif isinstance(value, tuple | list) and len(value) in _PARTS:
             inputs, targets, *weights = (tf.nest.map_structure(self._array, _nest(part)) for part in value)
             if self._class_weight is not None:
                 weights = [self._class_weight.of_rows(targets, weights[0] if weights else None)]
             self.weighted = bool(weights)
-            self._arrays = (inputs, targets, *weights)
+            self._arrays, self.inputs = (inputs, targets, *weights), tf.nest.flatten(inputs)
+            if callable(self._source) and self._training is not None and self._begins_as(self._training):
+                print(
+                    f"{self._name} begins with the rows of train_data. If both functions draw their examples, they draw the same: give the random "
+                    "numbers of eval_data a seed of their own",
+                    flush=True,
+                )
         else:
             shown = f"{len(value)} parts" if isinstance(value, tuple | list) else type(value).__name__
             raise WorkloadError(f"{self._name} gives {shown}; {_EXPECTED}")
+
+    def _begins_as(self, other: "UserData") -> bool:
+        """Return whether the first inputs are the other's, as far as both have been read."""
+        rows = min((len(array) for array in (*self.inputs, *other.inputs)), default=0)
+        pairs = zip(self.inputs, other.inputs, strict=False)
+        return rows > 0 and len(self.inputs) == len(other.inputs) and all(np.array_equal(a[:rows], b[:rows]) for a, b in pairs)
 
     def _array(self, value: Any) -> np.ndarray:
         try:
@@ -167,7 +185,8 @@ class UserData:
                     "Make it a function that returns the Dataset."
                 )
         try:
-            examples = pipeline.examples_of(self._value())
+            # Outside of a graph the function is called once: `seeded` restarts the random operations of all functions that TensorFlow has run.
+            examples = self._read if tf.executing_eagerly() and self._read is not None else pipeline.examples_of(self._value())
         except ValueError as error:
             if "larger than 2GB" not in str(error):
                 raise

@@ -168,7 +168,7 @@ def test_examples_with_random_values_are_drawn_again_each_epoch(kind: str) -> No
 
 
 RANDOM_SETS = {
-    "numbers": lambda: tf.data.Dataset.random().take(4).map(lambda number: (tf.cast(number, tf.float32)[tf.newaxis], number)),
+    "numbers": lambda: tf.data.Dataset.random(seed=1, rerandomize_each_iteration=True).take(4).map(with_target),
     "generator": lambda: generated().apply(tf.data.experimental.assert_cardinality(10)),
     "captured": lambda: noisy_batches(examples(12).map(lambda inputs, targets: (inputs + tf.random.uniform([1]), targets))),
 }
@@ -181,6 +181,42 @@ def noisy_batches(noisy: tf.data.Dataset) -> tf.data.Dataset:
 @pytest.mark.parametrize("kind", RANDOM_SETS)
 def test_datasets_that_may_give_other_examples_are_not_cached(kind: str) -> None:
     assert not pipeline.inspect(RANDOM_SETS[kind](), "train_data").fits_in_memory
+
+
+def with_target(number: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    return tf.cast(number, tf.float32)[tf.newaxis], number
+
+
+REPEATED_SETS = {
+    "numbers": lambda: tf.data.Dataset.random(seed=1).take(4).map(with_target),
+    "numbered": lambda: examples(12).enumerate().map(lambda _, example: example),
+    "captured": lambda: noisy_batches(examples(12)),
+}
+
+
+@pytest.mark.parametrize("kind", REPEATED_SETS)
+def test_datasets_whose_making_tensorflow_hides_are_cached_if_they_stay_the_same(kind: str) -> None:
+    dataset = REPEATED_SETS[kind]()
+    assert pipeline.inspect(dataset, "train_data").fits_in_memory
+    first, second = ([targets.numpy() for _, targets in dataset] for _ in range(2))
+    assert first == second
+
+
+@pytest.mark.parametrize("is_random", [False, True])
+def test_a_reader_caches_its_own_examples_or_all_if_they_are_random(is_random: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    def noisy(inputs: tf.Tensor, targets: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        return inputs + (tf.random.uniform([1]) if is_random else 0), targets
+
+    dataset = pipeline.examples_of(examples(12).map(noisy).batch(4).cache())
+    facts, counts, cache = pipeline.inspect(dataset, "train_data"), list[int](), tf.data.Dataset.cache
+
+    def counted(self: tf.data.Dataset) -> tf.data.Dataset:
+        counts.append(int(self.cardinality()))
+        return cache(self)
+
+    monkeypatch.setattr(tf.data.Dataset, "cache", counted)
+    pipeline.batches(dataset, facts, Shard(2, seed=0, count=2))
+    assert counts == ([] if is_random else [6])  # all twelve are cached already
 
 
 def test_examples_that_stay_the_same_are_cached_whatever_computes_them() -> None:
