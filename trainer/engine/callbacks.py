@@ -177,9 +177,8 @@ class Hooks:
         The hooks then see the rate that they saw at first, and do not lower it twice: a schedule may compute it from the rate before.
         """
         optimizer, rates = self._session.optimizer, saved or {}
-        has_begun = rates.get("epoch") == epoch and rates["rate"] == schedules.constant(
-            optimizer
-        )  # else the settings have another rate now
+        is_same_rate = rates.get("rate") == schedules.constant(optimizer)  # else the settings have another now
+        has_begun = rates.get("epoch") == epoch and is_same_rate
         if has_begun:
             schedules.set_rate(optimizer, rates["before"])
         before = schedules.constant(optimizer)

@@ -122,9 +122,10 @@ class Replica:
     ) -> tuple[tf.Tensor, list[Any], list[tf.Tensor]]:
         """Take a step from `iterator` at given values of the variables; return its measures, its gradients, and `non_trainable` after it.
 
-        A gradient that does not exist is zeros, since variables in one pack are updated together; see _check_zeros. `values` are those of trainable variables, `non_trainable` those of floating-point non-trainable ones. With tables, RowGradients
+        `values` are those of trainable variables, `non_trainable` those of floating-point non-trainable ones. With tables, RowGradients
         of the rows that it used come after the gradients of `values`; rows are looked up after `rows_after` are computed. Random layers
-        draw other values for each `worker` and `step`, scalars of integers.
+        draw other values for each `worker` and `step`, scalars of integers. A gradient that does not exist is zeros, since variables in one pack
+        are updated together; see _check_zeros.
         """
         seed = tf.stack([tf.constant(self._seed, tf.int64), tf.cast(worker, tf.int64), tf.cast(step, tf.int64) * self._batches])
         differentiate = partial(self._gradients_at, values, rows_after)
@@ -191,7 +192,9 @@ class Replica:
 
     def _check_zeros(self) -> None:
         """Raise WorkloadError if the optimizer would change variables by gradients of zeros."""
-        if self._unconnected and (self._optimizer.weight_decay or isinstance(self._optimizer, keras.optimizers.Ftrl)):
+        unconnected = [v for index, v in enumerate(self._model.trainable_variables) if index in self._unconnected]
+        decayed = self._optimizer.weight_decay and any(map(self._optimizer._use_weight_decay, unconnected))  # noqa: SLF001 - Keras has no public way to ask
+        if decayed or (unconnected and isinstance(self._optimizer, keras.optimizers.Ftrl)):
             raise WorkloadError(
                 f"{self._name}: the loss has no gradient to {join_names(self.without_gradient, _NAMED)}, and on parameter_server the optimizer "
                 f"{type(self._optimizer).__name__} would change them nevertheless; set `trainable = False` on their layers"

@@ -92,6 +92,13 @@ def test_parameter_servers_refuse_an_optimizer_that_would_change_them() -> None:
             on_a_worker(Stopped(params))
 
 
+def test_parameter_servers_accept_weight_decay_from_which_they_are_excluded() -> None:
+    assert on_a_worker(Stopped({"optimizer": "AdamW", "undecayed": ["kernel", "bias"]})).without_gradient == (
+        "stopped/kernel",
+        "stopped/bias",
+    )
+
+
 def test_they_are_named_once(tmp_path: Path) -> None:
     _, _, output = train(tmp_path, 3, {}, data=Stopped, steps_per_execution=1, **ONLY_SAVED)
     notices = [event["message"] for event in output.events("notice")]

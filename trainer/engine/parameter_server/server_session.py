@@ -176,12 +176,14 @@ class WorkerCalls:
         """Call the function of a worker, which is traced if it has none yet."""
         with self._lock:
             if self._shared is None:
-                self._shared = self._make(0)
-                self._draws = _draws(self._shared.get_concrete_function(*arguments).graph)
-                self._own |= {0: self._shared} if self._draws else {}
+                shared = self._make(0)
+                self._draws = _draws(shared.get_concrete_function(*arguments).graph)  # an error leaves no function: the call is repeated
+                self._own |= {0: shared} if self._draws else {}
+                self._shared = shared
             if self._draws and worker not in self._own:
-                self._own[worker] = self._make(worker)
-                self._own[worker].get_concrete_function(*arguments)
+                own = self._make(worker)
+                own.get_concrete_function(*arguments)
+                self._own[worker] = own
         result: tf.Tensor = self._own.get(worker, self._shared)(*arguments)
         return result
 

@@ -53,9 +53,8 @@ def serve(task: TaskConfig, scratch_dir: str, stop_requested: Callable[[], bool]
     if os.environ.get("TRAINER_ATTEMPT", "1") == "1":
         stop_path.unlink(missing_ok=True)  # of an earlier run; a later attempt may find its own
     cluster = {role: list(addresses) for role, addresses in task.cluster.items()}
-    restart_check = (
-        RestartOnChiefExit(task, scratch_dir) if task.role == "ps" else None
-    )  # before a chief can write the file that it looks for
+    # Before a chief can write the file that it looks for.
+    restart_check = RestartOnChiefExit(task, scratch_dir) if task.role == "ps" else None
     # The name keeps it alive: TensorFlow shuts down a server that has no reference.
     _server = server_class()(cluster, job_name=task.role, task_index=task.index, protocol="grpc", start=True)
     restrict_to_loopback(task.address)

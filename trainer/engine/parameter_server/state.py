@@ -39,8 +39,9 @@ class PackGroup:
             # The fused update counts atomically, so that its count is the global step: each operation with an effect
             # is one more message a step. Keras's own reads, adds and writes: workers lose each other's counts.
             # An optimizer that has taken steps before the run, e.g. that of a loaded model, is ahead of the global step.
-            self._ahead = int(optimizer.iterations.numpy())
-            self._counts = not self._ahead and fused_updates.fuses(self.optimizer, self.variables)
+            has_taken_steps = bool(optimizer.iterations.numpy())
+            self._ahead = tf.Variable(0, dtype=tf.int64) if has_taken_steps else None
+            self._counts = not has_taken_steps and fused_updates.fuses(self.optimizer, self.variables)
             self.step = self.optimizer.iterations.value if self._counts else tf.Variable(0, dtype=tf.int64)
 
     def _build_slots(self) -> None:
@@ -71,7 +72,8 @@ class PackGroup:
             fused_updates.apply(self.optimizer, gradients, self.variables)
             if not self._counts:
                 iterations = self.optimizer.iterations.value
-                iterations.assign(tf.cast(self.step.assign_add(1) + self._ahead, iterations.dtype))
+                ahead = 0 if self._ahead is None else self._ahead
+                iterations.assign(tf.cast(self.step.assign_add(1) + ahead, iterations.dtype))
 
     def assign_from_chief(self, step: int) -> None:
         """Copy the chief's variables and optimizer to the servers and set the step."""
@@ -79,6 +81,8 @@ class PackGroup:
             variable.value.assign(pack.join([tf.convert_to_tensor(self._model.trainable_variables[i].value) for i in pack.members]))
         self._copy_optimizer(to_servers=True)
         self.step.assign(tf.cast(step, self.step.dtype))
+        if self._ahead is not None:  # a checkpoint of an earlier version is not ahead
+            self._ahead.assign(max(0, int(self._original.iterations.numpy()) - step))
 
     def copy_to_chief(self) -> None:
         """Copy the servers' state to the chief's variables and optimizer."""

@@ -3,6 +3,7 @@
 import gc
 from collections.abc import Callable
 from itertools import islice
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ import tensorflow as tf
 from tests.trainer.engine.small import Small, small_job
 from trainer.engine.parameter_server import server_session
 from trainer.engine.parameter_server.asynchronous import AsynchronousSession
-from trainer.engine.parameter_server.server_session import WorkerData
+from trainer.engine.parameter_server.server_session import WorkerCalls, WorkerData
 from trainer.engine.parameter_server.worker_pool import Connection
 from trainer.workloads import in_memory
 from trainer.workloads.errors import WorkloadError
@@ -57,3 +58,25 @@ def test_workers_that_cannot_synchronize_a_normalization_refuse_it(monkeypatch: 
     two_workers = Connection(coordinator=None, servers=1, workers=2)
     with pytest.raises(WorkloadError, match=r"has synchronized=True, but tasks of parameter_server do not exchange"):
         AsynchronousSession(Small({"normalised": "synchronized"}), small_job(strategy="parameter_server"), two_workers, lambda: False)
+
+
+def test_workers_draw_other_numbers_also_after_a_trace_that_failed() -> None:
+    failures, made = [tf.errors.UnavailableError(None, None, "a worker was lost")], list[int]()
+
+    def make(worker: int) -> Any:
+        made.append(worker)
+
+        @tf.function(autograph=False)
+        def draw() -> tf.Tensor:
+            if failures:
+                raise failures.pop()
+            tf.compat.v1.get_default_graph().seed = worker
+            return tf.random.uniform([])
+
+        return draw
+
+    calls = WorkerCalls(make)
+    with pytest.raises(tf.errors.UnavailableError):
+        calls(0)
+    assert float(calls(0)) != float(calls(1))
+    assert made == [0, 0, 1]  # one for each worker, and the one that failed

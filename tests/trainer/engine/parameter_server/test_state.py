@@ -43,3 +43,13 @@ def test_an_optimizer_that_has_taken_steps_before_the_run_continues(kind: Any, m
     assert int(model.optimizer.iterations.numpy()) == 2 * STEPS
     for own, other in zip(model.trainable_variables, expected.trainable_variables, strict=True):
         np.testing.assert_allclose(own.numpy(), other.numpy(), rtol=1e-5)
+
+
+def test_a_checkpoint_of_an_earlier_version_continues_at_its_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(state, "device", lambda _: "CPU:0")
+    model = trained(keras.optimizers.Adam)
+    servers = ServerState(model, model.optimizer, 1)
+    servers.assign_from_chief(STEPS)  # as restored: the optimizer's count was that of the run
+    (gradients,) = servers.packed([tf.ones(v.shape) for v in model.trainable_variables])
+    servers.groups[0].apply(gradients)
+    assert int(servers.groups[0].optimizer.iterations.numpy()) == STEPS + 1
