@@ -194,6 +194,10 @@ class Reconciler:
         try:
             self._cluster.patch("Pod", name, patch, subresource="status")
         except ForbiddenError:
+            # The API server checks the permission before the version.
+            current = self._cluster.get("Pod", name)
+            if current is None or current["metadata"].get("resourceVersion") != pod["metadata"].get("resourceVersion"):
+                return ""
             # Reported once, with the command for a user with the permission.
             return f"{task_of(pod)} is stuck on the lost node {node}, and you lack permission to mark its pod as failed. A user who may patch pods/status can run: {command}"
         except LauncherError as error:

@@ -164,6 +164,14 @@ class Refusing:
 
     namespace = "team-a"
 
+    def __init__(self, current: dict[str, Any] | None = None) -> None:
+        self.current = current
+
+    def get(self, kind: str, name: str) -> dict[str, Any] | None:
+        """Return the pod as it is now; None if it is gone."""
+        assert (kind, name) == ("Pod", "digits-worker-0-abc")
+        return self.current
+
     def now(self) -> float:
         """Return a time at which the pod is due to be marked as failed."""
         return NOW
@@ -201,7 +209,7 @@ def test_a_patch_that_an_unreachable_cluster_did_not_get_is_sent_again() -> None
 
 
 def test_a_user_who_may_not_mark_a_pod_as_failed_gets_the_command_once() -> None:
-    reconciler = Reconciler(cast("Cluster", Refusing()), "digits", 0)
+    reconciler = Reconciler(cast("Cluster", Refusing(pod())), "digits", 0)
     snapshot = ClusterSnapshot("digits", (), [pod()])
     (message,) = reconciler.reconcile(snapshot, status(State.RUNNING))
     assert message.startswith(
@@ -213,9 +221,6 @@ def test_a_user_who_may_not_mark_a_pod_as_failed_gets_the_command_once() -> None
 
 class ClusterWithPod(Refusing):
     """A cluster with one pod, whose status only changes by a patch that has its version; without a pod it answers 404."""
-
-    def __init__(self, current: dict[str, Any] | None) -> None:
-        self.current = current
 
     def patch(self, kind: str, name: str, patch: dict[str, Any], *, subresource: str = "") -> None:
         assert (kind, name, subresource) == ("Pod", "digits-worker-0-abc", "status")
@@ -238,6 +243,14 @@ def test_a_pod_that_has_changed_since_it_was_seen_is_not_marked_as_failed_until_
     cluster.current = None  # it is gone
     reconciler = Reconciler(cast("Cluster", cluster), "digits", 0)
     assert list(reconciler.reconcile(ClusterSnapshot("digits", (), [seen]), status(State.RUNNING))) == []
+
+
+def test_a_pod_that_has_changed_is_not_said_to_be_stuck_to_a_user_who_may_not_mark_it_as_failed() -> None:
+    seen, current = pod(), pod("Succeeded")
+    seen["metadata"]["resourceVersion"], current["metadata"]["resourceVersion"] = "7", "8"
+    for cluster in (Refusing(current), Refusing()):  # it is gone
+        reconciler = Reconciler(cast("Cluster", cluster), "digits", 0)
+        assert list(reconciler.reconcile(ClusterSnapshot("digits", (), [seen]), status(State.RUNNING))) == []
 
 
 def test_the_reason_why_a_run_does_not_start_is_reported_once_while_it_lasts() -> None:
