@@ -58,7 +58,9 @@ class RunContainers(TaskBackend):
         self._by_name = {task.name: task for task in self.tasks}
         self._inbox: Inbox = queue.SimpleQueue()
         self._requests: queue.SimpleQueue[int | None] = queue.SimpleQueue()  # to stop; apart, so that none waits behind lines
+        self._started_ids: frozenset[str] = frozenset()  # of all containers, also of sidecars
         self._container_ids: dict[str, str] = {}  # by task
+        self._directory_lost = False
         self._engine_seen = self._polled_at = time.monotonic()
         self._gave_up = False  # since the engine has not answered for too long
 
@@ -68,6 +70,7 @@ class RunContainers(TaskBackend):
         containers = start_containers(self._engine, name, self._paths.launcher_dir / COMPOSE_FILE, self._plan.start_timeout)
         self._engine.set_timeout(_ANSWER_TIMEOUT)
         self._update_tasks(containers, time.monotonic())
+        self._started_ids = frozenset(str(container.id) for container in containers)
         self._container_ids = {task: str(container.id) for task, container in container_status.by_task(containers).items()}
         self.event_reader = EventReader(self._engine, name, self._container_ids, self._inbox)
 
@@ -112,7 +115,8 @@ class RunContainers(TaskBackend):
             self.sidecars.stop_all()
 
     def on_directory_lost(self) -> bool:
-        """Tie the tasks to their containers' ids, since another run of this name may start. Return False: what tasks save stays in the volume."""
+        """Tie the run to its containers' ids, since another run of this name may start. Return False: what tasks save stays in the volume."""
+        self._directory_lost = True
         for task in self.tasks:
             task.container_id = self._container_ids.get(task.name)
         return False
@@ -161,11 +165,13 @@ class RunContainers(TaskBackend):
                     self.event_reader.reopen()
 
     def _update_tasks(self, containers: list[Container], polled_at: float) -> bool:
-        """Take in the engine's list of the run's containers; return whether a task has changed."""
+        """Take in the engine's list of the containers of runs with this name; return whether a task has changed."""
         self._engine_seen = time.monotonic()
+        if self._directory_lost:
+            containers = [container for container in containers if container.id in self._started_ids]
         by_task = container_status.by_task(containers)
-        own = {name: found.attrs for name, found in by_task.items() if name in self._by_name and self._by_name[name].owns(found)}
-        changed = [task.update(own.get(task.name, {}), polled_at) for task in self.tasks]
+        attributes = {name: container.attrs for name, container in by_task.items()}
+        changed = [task.update(attributes.get(task.name, {}), polled_at) for task in self.tasks]
         self.sidecars.update(containers)
         for container in by_task.values():
             if container.status == "running":

@@ -14,6 +14,7 @@ import pytest
 from launcher.backend.docker import run_containers
 from launcher.backend.docker.backend import DockerBackend
 from launcher.docker_cli import docker
+from launcher.render.compose_extras import SIDECAR_RESTART
 from launcher.runs import run_controller
 from launcher.runs.status import ENDED, State
 from tests.e2e.docker.conftest import Built
@@ -22,7 +23,7 @@ from tests.e2e.docker.supervising import Supervised, supervised
 
 pytestmark = [pytest.mark.docker, pytest.mark.usefixtures("image")]
 
-SLEEPING = {"command": ["sleep", "1000"]}
+SLEEPING = {"command": ["sleep", "3600"]}
 SERVERS = {"strategy": "parameter_server", "roles": {"chief": {}, "ps": {"replicas": 1}, "worker": {"replicas": 1}}}
 
 
@@ -94,7 +95,7 @@ def test_a_run_fails_if_one_of_its_containers_is_removed(tmp_path: Path) -> None
 
 
 def test_servers_end_once_the_chief_has_succeeded(tmp_path: Path) -> None:
-    program = ["sh", "-c", 'case $TF_CONFIG in *\'"type": "chief"\'*|*\'"type":"chief"\'*) echo done ;; *) exec sleep 1000 ;; esac']
+    program = ["sh", "-c", 'case $TF_CONFIG in *\'"type": "chief"\'*|*\'"type":"chief"\'*) echo done ;; *) exec sleep 3600 ;; esac']
     with supervised(tmp_path, **SERVERS, command=program) as supervised_run:
         status = supervised_run.wait_for_end()
         assert (status.state, status.reason) == (State.SUCCEEDED, "")
@@ -113,7 +114,7 @@ def test_a_run_in_the_foreground_stops_if_its_launcher_ends(tmp_path: Path) -> N
 
 def test_a_second_stop_request_kills_a_program_that_does_not_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run_controller, "_SAME_STOP_SECONDS", 0.0)
-    program = ["python", "-c", "import signal, time\nsignal.signal(15, signal.SIG_IGN)\nprint('up', flush=True)\ntime.sleep(1000)"]
+    program = ["python", "-c", "import signal, time\nsignal.signal(15, signal.SIG_IGN)\nprint('up', flush=True)\ntime.sleep(3600)"]
     with supervised(tmp_path, command=program, limits={"grace_period": "100s"}) as supervised_run:
         supervised_run.run.until("the program to run", lambda: "up" in docker("logs", supervised_run.run.container("chief")), 30)
         supervised_run.request_stop()
@@ -172,7 +173,8 @@ def test_the_status_of_a_followed_run_says_that_its_directory_was_removed(tmp_pa
 
 
 def test_a_supervisor_that_lost_its_directory_does_not_touch_a_new_run_in_its_place(tmp_path: Path) -> None:
-    with supervised(tmp_path, **SLEEPING, limits={"grace_period": "1s"}) as supervised_run:
+    sidecars = [{"name": "log", **SLEEPING}]
+    with supervised(tmp_path, **SLEEPING, sidecars=sidecars, limits={"grace_period": "1s"}) as supervised_run:
         prepared_run = supervised_run.prepared
         before, paths, text = supervised_run.run.inspect("chief")["Id"], prepared_run.paths, prepared_run.file.read_text()
         reader = supervised_run.containers.event_reader
@@ -194,8 +196,12 @@ def test_a_supervisor_that_lost_its_directory_does_not_touch_a_new_run_in_its_pl
         second.start()
         may_return.set()
         supervised_run.thread.join(60)
-        supervised_run.containers.tasks[0].kill()
-        after = supervised_run.run.inspect("chief")
+        first = supervised_run.containers
+        first.tasks[0].kill()
+        first._update_tasks(prepared_run.engine.containers(prepared_run.plan.name), 0.0)
+        first.sidecars.stop_all()
+        after, sidecar = supervised_run.run.inspect("chief"), supervised_run.run.inspect("chief-log")
         assert (after["Id"] != before, after["State"]["Running"]) == (True, True)
+        assert (sidecar["State"]["Running"], sidecar["HostConfig"]["RestartPolicy"]["Name"]) == (True, SIDECAR_RESTART)
         assert second.event_reader is not None
         second.event_reader.close(1)

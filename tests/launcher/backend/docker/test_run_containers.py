@@ -143,6 +143,17 @@ def test_the_sidecars_of_a_run_whose_engine_does_not_answer_stay(containers: Run
     assert snapshot.status.state is State.INTERRUPTED
 
 
+def test_a_run_that_lost_its_directory_does_not_stop_the_sidecars_of_a_new_run_of_its_name(
+    containers: RunContainers, run: RunController
+) -> None:
+    sidecar = Sidecar()
+    containers.on_directory_lost()
+    containers._engine = cast("Engine", SimpleNamespace(containers=lambda _: [sidecar]))
+    containers._poll(run)
+    containers.close(run)
+    assert sidecar.calls == []
+
+
 class Flood(queue.SimpleQueue[ContainerEvent]):
     """A queue of lines that never ends."""
 
