@@ -105,7 +105,7 @@ def test_a_restart_is_reported_on_a_line_of_its_own_after_an_unfinished_line(sup
 
 
 def test_a_bar_without_a_line_end_is_seen_at_once(supervised: Start) -> None:
-    process = supervised("sh", "-c", "printf 50; exec sleep 60")
+    process = supervised("sh", "-c", "printf 50; exec sleep 3600")
     assert process.stdout is not None
     process.stdout.readline()  # started
     assert process.stdout.read(2) == b"50"

@@ -139,7 +139,7 @@ class TestEnds:
         assert len(run.events("started")) == 4
 
     def test_no_process_of_the_group_remains(self, trainers: Any) -> None:
-        run = trainers.start_parent(*shell(f"sleep 60 & echo left $!; {DONE}"))
+        run = trainers.start_parent(*shell(f"sleep 3600 & echo left $!; {DONE}"))
         grandchild = int(run.line("left"))
         assert run.code() == 0
         until("the grandchild is gone", lambda: not is_alive(grandchild), seen=lambda: run.lines)
@@ -203,7 +203,7 @@ class TestStops:
         assert run.code() == 0
 
     def test_a_program_without_a_handler_is_stopped_too(self, trainers: Any) -> None:
-        run = trainers.start_parent(*shell("echo ready; exec sleep 60"))
+        run = trainers.start_parent(*shell("echo ready; exec sleep 3600"))
         run.line("ready")
         run.send(signal.SIGTERM)
         assert run.code() == 143
@@ -297,7 +297,7 @@ class TestLifelines:
     @pytest.mark.parametrize("runs_built_in_trainer", [True, False], ids=["training process", "user's program"])
     def test_a_killed_parent_takes_its_child_along(self, trainers: Any, *, runs_built_in_trainer: bool) -> None:
         if runs_built_in_trainer:
-            program = "import os, time; from trainer import parent_death; parent_death.die_with_parent(); print('ready', os.getpid()); time.sleep(60)"
+            program = "import os, time; from trainer import parent_death; parent_death.die_with_parent(); print('ready', os.getpid()); time.sleep(3600)"
             run = trainers.start_parent(sys.executable, "-uc", program)
         else:
             run = trainers.start_parent(*IGNORES_SIGTERM, runs_built_in_trainer=False)

@@ -20,7 +20,7 @@ from trainer.tf_config import TaskConfig, parse
 
 pytestmark = pytest.mark.takes_minutes  # mostly waiting, while other tests compute
 
-SLEEPS = "exec sleep 600"
+SLEEPS = "exec sleep 3600"
 CLUSTER = {"chief": 1, "worker": 1, "ps": 1}
 
 TWO_WORKERS = {"chief": 1, "worker": 2, "ps": 1}
@@ -276,7 +276,7 @@ def test_a_required_task_that_the_engine_has_started_again_does_not_fail_the_run
 
 def test_a_finished_task_that_is_stopped_before_the_run_has_succeeded_exits_for_a_restart(start: Start) -> None:
     rules: dict[str, Any] = {"success": "all_workers", "sizes": CHIEF_AND_WORKER}
-    chief = start("chief", "echo begun; sleep 60", **rules)
+    chief = start("chief", "echo begun; sleep 3600", **rules)
     worker = start("worker-0", "echo over", **rules)
     chief.line("begun")  # before that, the signal would find no handler
     worker.line("over")

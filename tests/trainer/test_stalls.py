@@ -33,12 +33,12 @@ def trains(seconds=1.0):
 
 def hangs():
     print("hangs", flush=True)
-    time.sleep(60)
+    time.sleep(3600)
 
 """
 
 # The trainer's own code waits for its workers.
-AS_THE_TRAINER = f"{HEAD}\ntrains()\nexec(compile('time.sleep(60)', {OWN + '/engine/parameter_server/worker_pool.py'!r}, 'exec'))"
+AS_THE_TRAINER = f"{HEAD}\ntrains()\nexec(compile('time.sleep(3600)', {OWN + '/engine/parameter_server/worker_pool.py'!r}, 'exec'))"
 
 
 def write(directory: Path, program: str) -> tuple[str, str]:

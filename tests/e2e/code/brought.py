@@ -26,4 +26,4 @@ def bare(strategy: str, roles: dict[str, Any], code: str, *arguments: str) -> di
 
 # The program of an init container, which writes a file for the task, and of a sidecar, which runs until SIGTERM.
 PREPARES = "import os; open('/out/token', 'w').write('prepared ' + os.environ['TOKEN'][::-1])"
-RUNS_UNTIL_STOPPED = "import signal, sys, time; signal.signal(15, lambda *_: sys.exit(print('it is over', flush=True))); time.sleep(900)"
+RUNS_UNTIL_STOPPED = "import signal, sys, time; signal.signal(15, lambda *_: sys.exit(print('it is over', flush=True))); time.sleep(3600)"

@@ -21,7 +21,7 @@ SAVES = (
     "run.mkdir(exist_ok=True)\n"
     "def save(*_):\n    time.sleep(1)\n    (run / 'saved').write_text('all of it')\n    sys.exit(143)\n"
     "signal.signal(signal.SIGTERM, save)\n"
-    "print('up', flush=True)\ntime.sleep(1000)"
+    "print('up', flush=True)\ntime.sleep(3600)"
 )
 
 
@@ -34,7 +34,7 @@ def start(prepared_run: Prepared) -> list[str]:
 
 
 def test_a_container_that_cannot_start_removes_the_others_but_no_data(tmp_path: Path) -> None:
-    with prepared(tmp_path, command=["sleep", "1000"], strategy="multi_worker_mirrored", roles={"worker": {"replicas": 2}}) as prepared_run:
+    with prepared(tmp_path, command=["sleep", "3600"], strategy="multi_worker_mirrored", roles={"worker": {"replicas": 2}}) as prepared_run:
         name = prepared_run.run.name
         good = prepared_run.file.read_text()
         prepared_run.write(too_many_cores)
@@ -55,7 +55,7 @@ def test_a_container_that_cannot_start_leaves_none_that_the_engine_was_still_cre
         # The engine fills a new volume with the image's files at that path: it copies 105 MB before the container exists.
         document["services"]["worker-0"]["volumes"] = [{"type": "volume", "source": "run", "target": "/usr/lib"}]
 
-    with prepared(tmp_path, command=["sleep", "1000"], strategy="multi_worker_mirrored", roles={"worker": {"replicas": 2}}) as prepared_run:
+    with prepared(tmp_path, command=["sleep", "3600"], strategy="multi_worker_mirrored", roles={"worker": {"replicas": 2}}) as prepared_run:
         prepared_run.write(make_slowly)
         with pytest.raises(LauncherError, match="more cores than the engine's machine has"):
             start_containers(prepared_run.engine, prepared_run.run.name, prepared_run.file)

@@ -17,7 +17,7 @@ from tests.e2e.docker.running import NOTHING, ROOT, Run, launch, objects_of, sta
 
 pytestmark = [pytest.mark.docker, pytest.mark.usefixtures("image")]
 
-SLEEPING = {"name": "raced", "command": ["sleep", "1000"], "limits": {"grace_period": "20s"}}
+SLEEPING = {"name": "raced", "command": ["sleep", "3600"], "limits": {"grace_period": "20s"}}
 # Takes longer to save than an `up` waits for the run's lock by itself.
 SLOW_TO_SAVE = (
     "import os, pathlib, signal, sys, time\n"
@@ -25,7 +25,7 @@ SLOW_TO_SAVE = (
     "run.mkdir(exist_ok=True)\n"
     "def save(*_):\n    time.sleep(5)\n    (run / 'saved').write_text('all of it')\n    sys.exit(143)\n"
     "signal.signal(signal.SIGTERM, save)\n"
-    "print('up', flush=True)\ntime.sleep(1000)"
+    "print('up', flush=True)\ntime.sleep(3600)"
 )
 
 

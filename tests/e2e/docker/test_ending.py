@@ -20,7 +20,7 @@ pytestmark = pytest.mark.docker
 
 ROLES: dict[str, dict[str, int]] = {"chief": {}, "ps": {}, "worker": {}, "evaluator": {}}
 # The code of every other task; the evaluator ignores SIGTERM.
-SLEEPING = "signal.signal(15, signal.SIG_IGN if role == 'evaluator' else signal.SIG_DFL); time.sleep(600)"
+SLEEPING = "signal.signal(15, signal.SIG_IGN if role == 'evaluator' else signal.SIG_DFL); time.sleep(3600)"
 
 
 def program(leader: str, code: str) -> list[str]:

@@ -103,7 +103,7 @@ FAILING = {
     "name": "failing",
     "strategy": "multi_worker_mirrored",
     "roles": {"worker": {"replicas": 2}},
-    "command": ["sh", "-c", "case $TF_CONFIG in *'\"index\":0'*) exit 2 ;; *) exec sleep 1000 ;; esac"],
+    "command": ["sh", "-c", "case $TF_CONFIG in *'\"index\":0'*) exit 2 ;; *) exec sleep 3600 ;; esac"],
     "limits": {"grace_period": "2s"},
 }
 

@@ -196,7 +196,7 @@ def test_the_image_runs_any_program_and_returns_its_exit_code(run: Run) -> None:
 
 
 def test_docker_stop_stops_the_program(start_container: Callable[..., str]) -> None:
-    container = start_container(arguments=("--", "python", "-c", "import time; print('up', flush=True); time.sleep(100)"))
+    container = start_container(arguments=("--", "python", "-c", "import time; print('up', flush=True); time.sleep(3600)"))
     until("the program to be up", lambda: "up" in docker("logs", container).split(), seen=lambda: state(container))
     docker("stop", "--time", "60", container)
     assert state(container)["ExitCode"] == 143  # one that has to be killed ends with 137
@@ -204,7 +204,7 @@ def test_docker_stop_stops_the_program(start_container: Callable[..., str]) -> N
 
 def test_the_engine_knows_the_health_of_the_task(start_container: Callable[..., str]) -> None:
     often = ("--health-interval", "1s", "--health-start-period", "0s", "--health-retries", "1")
-    container = start_container(*often, arguments=("--", "sleep", "100"))
+    container = start_container(*often, arguments=("--", "sleep", "3600"))
     until("the container to be healthy", lambda: state(container)["Health"]["Status"] == "healthy", seen=lambda: state(container))
     line = state(container)["Health"]["Log"][-1]["Output"]
     assert "attempt 1, runs" in line

@@ -45,7 +45,7 @@ def test_the_supervisor_notifies_a_program_and_a_webhook_whose_url_containers_do
 
 
 def test_stacks_of_a_program_are_read_inside_its_container(tmp_path: Path) -> None:
-    program = ["python", "-c", "import time\ndef waits():\n    print('waits', flush=True)\n    time.sleep(600)\nwaits()"]
+    program = ["python", "-c", "import time\ndef waits():\n    print('waits', flush=True)\n    time.sleep(3600)\nwaits()"]
     with started({"name": "stacks", "command": program, "limits": {"grace_period": "1s"}}, tmp_path) as run:
         run.until("the program to wait", lambda: "waits" in run.launcher("logs", run.name), seen=lambda: run.launcher("logs", run.name))
         assert 'File "<string>", line 4 in waits' in run.launcher("stacks", run.name)

@@ -69,7 +69,7 @@ def test_output_can_be_read_again_and_from_any_position(client: Engine, start: A
 
 
 def test_following_ends_when_another_thread_closes_the_response(client: Engine, start: Any) -> None:
-    container = start("import time\nprint('up', flush=True)\ntime.sleep(1000)")
+    container = start("import time\nprint('up', flush=True)\ntime.sleep(3600)")
     responses: list[Any] = []
     following = log_stream.follow(client.client, container, "chief", opened=responses.append)
     assert next(following)[1].text == "up"
@@ -80,7 +80,7 @@ def test_following_ends_when_another_thread_closes_the_response(client: Engine, 
 def test_reading_from_a_silent_engine_ends_with_an_error(
     lose_connections: Callable[[], None], by_relay: dict[str, str], start: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    container = start("import time\nprint('up', flush=True)\ntime.sleep(1000)")
+    container = start("import time\nprint('up', flush=True)\ntime.sleep(3600)")
     monkeypatch.setattr(engine, "TIMEOUT", 1_000)  # longer than this test may take
     far = Engine(Endpoint(by_relay["DOCKER_HOST"]))
     far.set_timeout(2)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tests.e2e.kubernetes.cluster import Namespace, until
 
-SLEEP = "command: [python, -c, 'import time; time.sleep(600)']\nlimits: {grace_period: 1s}\n"
+SLEEP = "command: [python, -c, 'import time; time.sleep(3600)']\nlimits: {grace_period: 1s}\n"
 
 
 def write(file: Path, name: str, image: str, fields: str) -> str:

@@ -20,7 +20,7 @@ limits: {worker_grace: 1s, evaluator_grace: 1s, grace_period: 5s, max_restarts: 
 tensorboard: false
 """
 # The evaluator ignores SIGTERM. All tasks but the leader sleep for ten minutes.
-SLEEPS = "import signal; signal.signal(15, signal.SIG_IGN if role == 'evaluator' else signal.SIG_DFL); time.sleep(600)"
+SLEEPS = "import signal; signal.signal(15, signal.SIG_IGN if role == 'evaluator' else signal.SIG_DFL); time.sleep(3600)"
 WITH_CHIEF = "roles: {chief: {}, ps: {}, worker: {}, evaluator: {}}\n"
 
 

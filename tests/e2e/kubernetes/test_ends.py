@@ -81,7 +81,7 @@ def test_deleted_objects_of_a_run_are_named_with_the_command_that_restores_them(
     namespace, file = launcher.namespace, tmp_path / "spec.yaml"
     roles = "strategy: parameter_server\nroles: {chief: {}, ps: {}, worker: {}}\n"
     options = "limits: {grace_period: 1s}\nkubernetes: {tensorboard: false}\n"
-    file.write_text(f"version: 1\nname: plucked\nimage: {image}\nsupervise: false\n{roles}{options}{program('time.sleep(600)')}")
+    file.write_text(f"version: 1\nname: plucked\nimage: {image}\nsupervise: false\n{roles}{options}{program('time.sleep(3600)')}")
     launcher("up", str(file), "--detach")
     until(lambda: len(namespace.pods("plucked")) == 3, 60, "its pods to be created", lambda: namespace.describe("plucked"))
     assert launcher.status("plucked")["missing"] == []
@@ -149,7 +149,7 @@ def test_status_shows_a_run_as_being_stopped_and_then_as_stopped(launcher: Launc
     file = tmp_path / "spec.yaml"
     file.write_text(
         f"version: 1\nname: slow\nimage: {image}\nsupervise: false\nlimits: {{grace_period: 100s}}\nkubernetes: {{tensorboard: false}}\n"
-        + program(f"import signal; {WAIT_FOR_RELEASE}signal.signal(signal.SIGTERM, lambda *_: (wait(), sys.exit(143))); time.sleep(600)")
+        + program(f"import signal; {WAIT_FOR_RELEASE}signal.signal(signal.SIGTERM, lambda *_: (wait(), sys.exit(143))); time.sleep(3600)")
     )
     launcher("up", str(file), "--detach")
     until(lambda: launcher.namespace.is_running("slow"), 120, "its start", lambda: launcher.namespace.describe("slow"))

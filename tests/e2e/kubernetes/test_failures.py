@@ -23,14 +23,14 @@ FAILS = (
 # Stores more than it may, and at SIGTERM exits as a task that has saved.
 GROWS = (
     "import signal, sys, time; signal.signal(signal.SIGTERM, lambda *_: sys.exit(143)); "
-    "open('/cache/all', 'wb').write(bytes(3 << 20)); print('stored'); time.sleep(600)"
+    "open('/cache/all', 'wb').write(bytes(3 << 20)); print('stored'); time.sleep(3600)"
 )
 ROLES = "strategy: parameter_server\nroles: {chief: {}, ps: {}, worker: {}}\nkubernetes: {tensorboard: false}\n"
 SPECS = {
     "greedy": "roles: {chief: {gpus: 60}}\ntrain: {workload: mnist_mlp}\nlimits: {start_timeout: 20s}\n",
     # Its pods have to run before the deadline, which takes a while on a busy machine: then only the deadline can end it.
     "late": f"image: IMAGE\nsupervise: false\n{ROLES}limits: {{deadline: 120s, start_timeout: 120s, grace_period: 2s}}\n"
-    "command: [python, -c, 'import time; time.sleep(600)']\n",
+    "command: [python, -c, 'import time; time.sleep(3600)']\n",
     "grows": "image: IMAGE\nlimits: {max_restarts: 1}\nvolumes: [{name: cache, mount_path: /cache, source: {emptyDir: {sizeLimit: 1Mi}}}]\n"
     f"command: [python, -c, {json.dumps(GROWS)}]\n",
     "broken": f"image: IMAGE\nsupervise: false\n{ROLES}limits: {{grace_period: 3s}}\ncommand: [python, -c, {json.dumps(FAILS)}]\n",

@@ -231,7 +231,7 @@ class TestJobSetController:
         until(lambda: running_pods(controlled, "trained") == [], 60, "its pods to end", lambda: controlled.describe("trained"))
 
     def test_a_program_whose_chief_succeeds_ends_all_tasks(self, controlled: Namespace, launcher: Launcher, tmp_path: Path) -> None:
-        program = "command: [sh, -c, 'case $TF_CONFIG in *type*chief*) exec sleep 5;; esac; exec sleep 600']\nlimits: {worker_grace: 1s}"
+        program = "command: [sh, -c, 'case $TF_CONFIG in *type*chief*) exec sleep 5;; esac; exec sleep 3600']\nlimits: {worker_grace: 1s}"
         apply(controlled, "ended", f"{SERVED}{program}\n", tmp_path)
         launcher("wait", "ended", "--timeout", "4m", timeout=260)
         assert status_at_end(controlled, "ended")["terminalState"] == "Completed"
@@ -239,7 +239,7 @@ class TestJobSetController:
         until(lambda: running_pods(controlled, "ended") == [], 60, "its pods to end", lambda: controlled.describe("ended"))
 
     def test_a_wrong_configuration_ends_all_tasks_at_once(self, controlled: Namespace, launcher: Launcher, tmp_path: Path) -> None:
-        program = "command: [sh, -c, 'case $TF_CONFIG in *type*chief*) exit 2;; esac; exec sleep 300']"
+        program = "command: [sh, -c, 'case $TF_CONFIG in *type*chief*) exit 2;; esac; exec sleep 3600']"
         apply(controlled, "wrong", f"{SERVED}{program}\n", tmp_path)
         launcher("wait", "wrong", "--timeout", "4m", code=1, timeout=260)
         status = status_at_end(controlled, "wrong")

@@ -44,7 +44,7 @@ WRONG = "import sys; print('no such column: label', file=sys.stderr); sys.exit(2
 # Its chief fails at once; its workers listen, and wait for the chief.
 LEFT = (
     "import json, os, socket, sys, time; config = json.loads(os.environ['TF_CONFIG']); "
-    "config['task']['type'] == 'chief' and sys.exit(2); server = socket.create_server(('', 2222)); time.sleep(600)"
+    "config['task']['type'] == 'chief' and sys.exit(2); server = socket.create_server(('', 2222)); time.sleep(3600)"
 )
 # The end of a program -> the reason shown after the last attempt.
 LIMITED = {

@@ -15,7 +15,7 @@ from tests.e2e.kubernetes.cluster import ROOT, Namespace, until
 
 pytestmark = pytest.mark.kubernetes
 
-SLEEP = "command: [python, -c, 'import time; time.sleep(600)']\n"
+SLEEP = "command: [python, -c, 'import time; time.sleep(3600)']\n"
 # Trouble -> the rest of the spec, the state of its one task, and the reason given.
 TROUBLES: dict[str, tuple[str, State, str]] = {
     "gpus": ("roles: {chief: {gpus: 60}}\nimage: IMAGE\nsupervise: false\n" + SLEEP, State.PENDING, "insufficient nvidia.com/gpu"),

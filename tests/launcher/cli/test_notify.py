@@ -99,7 +99,7 @@ def test_a_message_that_cannot_be_sent_is_noted_in_the_status_and_changes_nothin
 
 
 def test_a_stall_sends_one_message_and_a_requested_stop_none(cli: Cli, tmp_path: Path) -> None:
-    spec = write(tmp_path, "echo begins; sleep 600", {"command": ["./notify"]}, stall_timeout="1s")
+    spec = write(tmp_path, "echo begins; sleep 3600", {"command": ["./notify"]}, stall_timeout="1s")
     started = cli("up", spec, "--detach")
     assert "notice: its supervisor on this machine sends messages by command" in started.stdout.splitlines()
     until("the message", lambda: messages(tmp_path), seen=lambda: cli("status", "toy").stdout)

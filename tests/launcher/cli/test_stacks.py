@@ -10,11 +10,11 @@ PROGRAM = """
 import json, os, time
 
 def waits_for_nothing():
-    time.sleep(600)
+    time.sleep(3600)
 
 if json.loads(os.environ["TF_CONFIG"])["task"]["type"] == "chief":
     waits_for_nothing()
-os.execv("/bin/sleep", ["sleep", "600"])
+os.execv("/bin/sleep", ["sleep", "3600"])
 """
 
 

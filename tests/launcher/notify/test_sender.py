@@ -159,7 +159,7 @@ def test_the_reason_for_a_failed_program_has_its_last_line() -> None:
 
 
 def test_a_program_that_hangs_is_killed_with_its_children(tmp_path: Path) -> None:
-    script = f"sleep 100 & echo $! > {tmp_path}/pid; yes"
+    script = f"sleep 3600 & echo $! > {tmp_path}/pid; yes"
     assert call("sh", "-c", script, ends_within=1.0) == ("sh did not end within 1 s, and was killed", 1)
     child = int((tmp_path / "pid").read_text())
     until("the end of the program's child", lambda: not is_alive(child), seen=lambda: child)

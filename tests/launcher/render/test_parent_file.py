@@ -169,7 +169,7 @@ def test_it_is_healthy_while_its_program_runs_and_forwards_the_signal_to_stop(st
 
 
 def test_no_program_outlives_it(start: Start, tmp_path: Path) -> None:
-    process = start("--", "sh", "-c", f"echo $$ > {tmp_path}/pid; exec sleep 600", TF_CONFIG=CHIEF)
+    process = start("--", "sh", "-c", f"echo $$ > {tmp_path}/pid; exec sleep 3600", TF_CONFIG=CHIEF)
     file = tmp_path / "pid"
     until("the program", lambda: file.exists() and file.read_text().endswith("\n"), TIMEOUT, seen=process.poll)
     process.kill()

@@ -9,7 +9,7 @@ import time
 from launcher.runs import process_identity
 from tests.waiting import until
 
-SLEEP = ["sleep", "60"]
+SLEEP = ["sleep", "3600"]
 
 
 def test_a_process_is_identified_until_it_ends_and_not_only_by_its_number() -> None:
@@ -28,7 +28,7 @@ def test_a_process_is_identified_until_it_ends_and_not_only_by_its_number() -> N
 
 
 def test_a_session_is_killed_with_children_in_groups_of_their_own() -> None:
-    program = f"import subprocess, time; p = subprocess.Popen({SLEEP!r}, process_group=0); print(p.pid, flush=True); time.sleep(60)"
+    program = f"import subprocess, time; p = subprocess.Popen({SLEEP!r}, process_group=0); print(p.pid, flush=True); time.sleep(3600)"
     leader = subprocess.Popen([sys.executable, "-c", program], start_new_session=True, stdout=subprocess.PIPE, text=True)
     assert leader.stdout is not None
     grandchild = int(leader.stdout.readline())

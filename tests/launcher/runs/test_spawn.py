@@ -14,7 +14,7 @@ from tests.waiting import until
 # Waits for a child in its session, as a supervisor waits for Docker Compose.
 SUPERVISOR = """
 import pathlib, subprocess, sys
-child = subprocess.Popen(["sleep", "300"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+child = subprocess.Popen(["sleep", "3600"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 pathlib.Path(sys.argv[1], "child").write_text(str(child.pid))
 {then}
 """

@@ -23,7 +23,7 @@ from tests.waiting import until
 SUPERVISOR = """
 import signal, subprocess
 signal.signal(signal.SIGQUIT, signal.SIG_IGN)
-child = subprocess.Popen(["sleep", "300"])
+child = subprocess.Popen(["sleep", "3600"])
 print(child.pid, flush=True)
 child.wait()
 """

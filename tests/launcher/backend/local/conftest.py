@@ -47,7 +47,7 @@ def foreground() -> Iterator[Callable[[Plan], "subprocess.Popen[str]"]]:
             "backend = LocalBackend(pathlib.Path(sys.argv[1]))\n"
             "backend.start(PlannedRun(from_document(json.load(sys.stdin)), {}), is_cancelled=lambda: False)\n"
             "print('started', flush=True)\n"
-            "time.sleep(60)\n"
+            "time.sleep(3600)\n"
         )
         process = subprocess.Popen(
             [sys.executable, "-c", text, str(Path(plan.run_dir).parent)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True

@@ -16,7 +16,7 @@ from launcher.runs.status import ENDED, RunStatus
 from tests.waiting import until
 from trainer.strategies import Scope
 
-FOREVER = "print('up'); time.sleep(60)"
+FOREVER = "print('up'); time.sleep(3600)"
 # Ends as the trainer does: on SIGTERM it prints the time of its save, and exits 143.
 SAVES = """
 def save(*_):
@@ -24,9 +24,9 @@ def save(*_):
     os._exit(143)
 signal.signal(signal.SIGTERM, save)
 print('up', flush=True)
-time.sleep(60)
+time.sleep(3600)
 """
-STUBBORN = "signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(60)"
+STUBBORN = "signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(3600)"
 
 
 def event(kind: str, **fields: object) -> str:
@@ -63,9 +63,9 @@ class Runs:
         self.backend.start(PlannedRun(plan, {"name": plan.name}), is_cancelled=None if detach else lambda: False)
         return plan.name
 
-    def wait(self, name: str = "run", seconds: float = 60) -> RunStatus:
+    def wait(self, name: str = "run") -> RunStatus:
         """Return the run's status once it has ended."""
-        self.until("the run to end", lambda: self.backend.status(name).state in ENDED, name, seconds)
+        self.until("the run to end", lambda: self.backend.status(name).state in ENDED, name)
         return self.backend.status(name)
 
     def lines(self, name: str = "run", task: str = "chief") -> list[str]:
@@ -77,9 +77,9 @@ class Runs:
         """Wait until a task has written a line."""
         self.until(f"{task} to write {text!r}", lambda: text in self.lines(name, task), name)
 
-    def until(self, what: str, condition: Callable[[], bool], name: str = "run", seconds: float = 60) -> None:
+    def until(self, what: str, condition: Callable[[], bool], name: str = "run") -> None:
         """Wait until `condition` holds. A failure reports the state of the run and the last lines of its tasks."""
-        until(what, condition, seconds, seen=lambda: self._last(name), every=0.03)
+        until(what, condition, seen=lambda: self._last(name), every=0.03)
 
     def _last(self, name: str) -> str:
         """Return the state of a run and of its tasks, with their last lines."""

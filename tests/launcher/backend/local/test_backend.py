@@ -136,7 +136,7 @@ def test_the_deadline_ends_a_run(runs: Runs) -> None:
 def test_training_that_never_starts_fails_and_names_the_task_and_the_peer_it_waits_for(runs: Runs) -> None:
     waiting = event("waiting", missing=[{"task": "ps-0", "address": "x:1", "reason": "refused"}], seconds=1, timeout=2)
     env = {"TRAINER_SETTINGS": json.dumps({"train": {}})}
-    runs.start({"chief": waiting + "time.sleep(60)"}, start_timeout=8.0, env=env)
+    runs.start({"chief": waiting + "time.sleep(3600)"}, start_timeout=8.0, env=env)
     runs.until("chief to wait for ps-0", lambda: runs.backend.status("run").tasks[0].reason == "waiting for ps-0")
     assert runs.backend.status("run").state == State.PENDING
     ended = runs.wait()
@@ -146,7 +146,7 @@ def test_training_that_never_starts_fails_and_names_the_task_and_the_peer_it_wai
 
 def test_a_task_that_waits_for_a_peer_after_training_is_ready_is_running(runs: Runs) -> None:
     waiting = event("waiting", missing=[{"task": "ps-0", "address": "x:1", "reason": "refused"}], seconds=1, timeout=2)
-    runs.start({"chief": event("ready", seconds=1) + waiting + event("restored", step=7) + waiting + "print('reported')\ntime.sleep(60)"})
+    runs.start({"chief": event("ready", seconds=1) + waiting + event("restored", step=7) + waiting + "print('reported')\ntime.sleep(3600)"})
     runs.until_line("reported")
     assert runs.backend.status("run").tasks[0].state == State.RUNNING
 
@@ -208,7 +208,7 @@ server.accept()[0].sendall(b'chief')
 
 def test_a_run_of_fifty_tasks_starts_and_stops(runs: Runs) -> None:
     plan = runs.plan({"chief": ""} | {f"worker-{index}": "" for index in range(49)})
-    tasks = tuple(dataclasses.replace(task, command=("sleep", "600")) for task in plan.tasks)
+    tasks = tuple(dataclasses.replace(task, command=("sleep", "3600")) for task in plan.tasks)
     runs.backend.start(PlannedRun(dataclasses.replace(plan, tasks=tasks), {"name": plan.name}))
     assert len({task.address for task in runs.backend.status("run").tasks}) == 50
     assert len(runs.processes()) >= 45

@@ -30,7 +30,7 @@ def start_and_kill_supervisor(runs: Runs, grace_period: float) -> int:
 
 
 def test_processes_that_a_task_leaves_behind_end_before_it_is_restarted(runs: Runs) -> None:
-    child = "import time; time.sleep(60)"
+    child = "import time; time.sleep(3600)"
     runs.start({"chief": f"print(subprocess.Popen([sys.executable, '-c', {child!r}]).pid); sys.exit(1)"}, max_restarts=1)
     runs.until("chief to be restarted", lambda: runs.backend.status("run").tasks[0].state == State.RESTARTING)
     assert process_identity.identify(int(runs.lines()[0])) is None
@@ -137,7 +137,7 @@ def test_a_detached_run_outlives_the_launcher_and_its_terminal(runs: Runs) -> No
 
 
 def test_an_interrupted_run_reports_the_checkpoint_that_its_chief_saved_afterwards(runs: Runs) -> None:
-    runs.start({"chief": event("progress", step=40, steps=100) + "print('up'); time.sleep(60)"}, grace_period=0.1)
+    runs.start({"chief": event("progress", step=40, steps=100) + "print('up'); time.sleep(3600)"}, grace_period=0.1)
     runs.until_line("up")
     os.kill(runs.supervisor(), signal.SIGKILL)
     summary = {"step": 47, "steps": 100, "metrics": {"accuracy": 0.5}, "checkpoint": "/where/it/was/copied/from/checkpoints/ckpt-47"}

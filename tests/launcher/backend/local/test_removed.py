@@ -100,7 +100,7 @@ def test_no_run_starts_while_tasks_remain_and_a_stop_ends_them(
 
 
 def test_a_checkpoint_that_is_saved_before_the_end_does_not_restore_the_directory(runs: Runs) -> None:
-    runs.start({"chief": SAVES + "save()\ntime.sleep(60)"})
+    runs.start({"chief": SAVES + "save()\ntime.sleep(3600)"})
     runs.until_line("up")
     supervisor, run_dir = runs.supervisor(), runs.paths().run_dir
     os.kill(supervisor, signal.SIGSTOP)
@@ -112,7 +112,7 @@ def test_a_checkpoint_that_is_saved_before_the_end_does_not_restore_the_director
 
 
 def test_a_checkpoint_that_is_saved_into_the_directory_of_a_new_run_is_removed(runs: Runs) -> None:
-    runs.start({"chief": SAVES + "wait(True)\nsave()\ntime.sleep(60)"})
+    runs.start({"chief": SAVES + "wait(True)\nsave()\ntime.sleep(3600)"})
     runs.until_line("up")
     supervisor, run_dir = runs.supervisor(), runs.paths().run_dir
     os.kill(supervisor, signal.SIGSTOP)

@@ -20,7 +20,7 @@ def test_progress_events_show_in_the_status(runs: Runs) -> None:
         + event("progress", task="worker-0", step=40, steps=100, local_step=19, examples_per_second=90.0)
         + event("checkpoint", task="chief", step=30, path="checkpoints/ckpt-30", seconds=0.1)
         + event("evaluated", task="chief", step=30, metrics={"accuracy": 0.9}, seconds=1)
-        + "time.sleep(60)"
+        + "time.sleep(3600)"
     )
     runs.start({"chief": chief, "worker-0": FOREVER})
     runs.until("the metrics", lambda: runs.backend.status("run").metrics == {"accuracy": 0.9})
@@ -53,7 +53,7 @@ def test_output_that_only_looks_like_events_is_no_error(runs: Runs) -> None:
 
 def test_much_output_is_stored_completely(runs: Runs) -> None:
     runs.start({"chief": "for i in range(30_000): print('line', i, 70 * 'x')"})  # 2.4 MB
-    runs.wait(seconds=30)
+    runs.wait()
     assert runs.lines() == [f"line {number} {70 * 'x'}" for number in range(30_000)]
 
 
@@ -64,7 +64,7 @@ def test_logs_are_followed_to_the_end_in_order_of_time(runs: Runs, tmp_path: Pat
         return f"while not os.path.exists({marker!r}): time.sleep(0.01)\ntime.sleep(0.3)\n"
 
     chief = f"print('a'); open({first!r}, 'w').close()\n{after(second)}print('c')"
-    worker = f"{after(first)}print('b'); open({second!r}, 'w').close(); time.sleep(60)"
+    worker = f"{after(first)}print('b'); open({second!r}, 'w').close(); time.sleep(3600)"
     runs.start({"chief": chief, "worker-0": worker}, grace_period=0.2)
     followed = [(line.task, line.text) for line in runs.backend.logs("run", tasks=[], follow=True) if "---" not in line.text]
     assert followed == [("chief", "a"), ("worker-0", "b"), ("chief", "c")]

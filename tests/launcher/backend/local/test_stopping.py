@@ -26,7 +26,7 @@ def test_a_stop_lets_the_chief_save_before_the_servers(runs: Runs) -> None:
 
 
 def test_a_task_that_does_not_stop_is_killed_with_its_child_processes_after_the_grace_period(runs: Runs) -> None:
-    child = "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'], process_group=0)\n"
+    child = "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(3600)'], process_group=0)\n"
     runs.start({"chief": child + STUBBORN}, grace_period=0.6)
     runs.until_line("up")
     assert len(runs.processes()) == 2
