@@ -46,7 +46,7 @@ def unavailable(cluster):
 
 def never(cluster):
     tf.add(1.0, 2.0)
-    time.sleep(600)
+    time.sleep(3600)
 
 def deaf(cluster):
     forever = tf.function(lambda: tf.while_loop(lambda i: i < 2**62, lambda i: i + 1, [tf.constant(0, tf.int64)]))
@@ -157,6 +157,8 @@ def test_a_stop_ends_a_chief_that_is_connecting(tmp_path: Path) -> None:
                 run.until("the chief to stop", lambda: pid_of(run, "chief") is None)
                 os.kill(pid, signal.SIGCONT)
                 down.result()
+            chief = next(task for task in run.status()["tasks"] if task["name"] == "chief")
+            assert (chief["exit_code"], chief["reason"]) == (143, "")  # not killed after the grace period
         finally:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGCONT)

@@ -54,7 +54,11 @@ def test_the_chiefs_port_is_closed_while_peers_do_not_answer(strategy: str, trai
         stack.callback(task.wait)
         stack.callback(task.kill)
         port = int(addresses[0].rpartition(":")[2])
+
+        def is_open() -> bool:
+            return _listens_everywhere(port) if silent else reachable("127.0.0.1", port)
+
         # If no peer is missing, TensorFlow itself opens the port.
-        until("the port to be opened", lambda: _listens_everywhere(port) if silent else reachable("127.0.0.1", port), seen=task.poll)
-        # The watcher checks fifty times a second; two seconds are for a busy machine.
-        until("the port to be closed to other machines", lambda: not reachable(own, port), seen=task.poll)
+        until("the port to be opened", is_open, seen=task.poll)
+        # The watcher checks fifty times a second. A task that has died closes the port to this machine, too.
+        until("the port to be closed to other machines", lambda: not reachable(own, port) and is_open(), seen=task.poll)
