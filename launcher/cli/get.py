@@ -59,7 +59,7 @@ def get(
         origin = stored.origin
     if not unpacked.files and unpacked.left_out:
         raise UsageError(
-            f"{run} has no {what} to copy: {origin} has only links that lead outside of it, and special files: {', '.join(unpacked.left_out)}",
+            f"{run} has no {what} to copy: {origin} has only links that lead outside of it, or special files: {', '.join(unpacked.left_out)}",
             "have the program write files there, or copy the links' targets yourself",
         )
     if not unpacked.files:

@@ -90,6 +90,8 @@ def push(name: str) -> None:
         registry = _registry(name)
         login = "docker login" if registry is None else f"docker login {registry}"
         remedy = f"check that {registry or 'Docker Hub'} can be reached, and log in: {login}; the image is in the engine, so then docker push {name}"
+        if registry is None and "/" not in (image := _without_hub(name)):  # no login permits docker.io/library/...
+            remedy = f"name it USER/{image}: docker tag {name} USER/{image}; log in: {login}; then docker push USER/{image}"
         raise DockerError(f"pushing {name} failed: {last_line(error.output) or error.message}", remedy, error.output) from error
 
 
@@ -98,6 +100,11 @@ def _registry(name: str) -> str | None:
     first, slash, _ = name.partition("/")
     is_registry = slash and (first == "localhost" or not {".", ":"}.isdisjoint(first))
     return first if is_registry and first not in _HUB else None
+
+
+def _without_hub(name: str) -> str:
+    first, _, rest = name.partition("/")
+    return rest if first in _HUB else name
 
 
 def _arguments(request: Request) -> list[str]:

@@ -48,7 +48,15 @@ def test_code_is_added_to_an_image_of_its_platform(gpu: bool, platform: str | No
 
 @pytest.mark.parametrize(
     "name",
-    ["user/image:1", "docker.io/user/image", "image:1", "registry.example/team/image:1", "registry:5000/image", "localhost/image"],
+    [
+        "user/image:1",
+        "docker.io/user/image",
+        "image:1",
+        "docker.io/image:1",
+        "registry.example/team/image:1",
+        "registry:5000/image",
+        "localhost/image",
+    ],
 )
 def test_a_push_that_is_refused_names_the_login_of_the_image_s_registry(name: str, log: Path, golden: Golden) -> None:
     log.with_name("docker").write_text("#!/bin/sh\necho 'denied: requested access to the resource is denied' >&2\nexit 1\n")
