@@ -157,7 +157,7 @@ class RunStatus:
         return Path(self.run_dir.name) if self.run_dir and self.run_dir.kind == "directory" else None
 
     def with_end(self, state: State, reason: str, ended: float | None, **changes: Any) -> "RunStatus":
-        """Return the status of the run after this end, with further `changes`; the reason is the run's own unless they have its `reason_task`."""
+        """Return the status with this end and further `changes`. `reason` is the run's own, or that of the task in `changes["reason_task"]`."""
         own: dict[str, Any] = {"reason_task": "", "eta": None, "save_failed": None}
         return dataclasses.replace(self, state=state, reason=reason, ended=ended, **own | changes)
 
