@@ -7,7 +7,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from trainer.engine import clock, global_seed, model_ops, user_step
+from trainer.engine import clock, global_seed, model_ops, user_step, weight_decay
 from trainer.engine.embeddings.sharded_tables import NO_LOOKUPS, Tables
 from trainer.engine.job import Job
 from trainer.events import join_names
@@ -124,8 +124,8 @@ class Replica:
 
         `values` are those of trainable variables, `non_trainable` those of floating-point non-trainable ones. With tables, RowGradients
         of the rows that it used come after the gradients of `values`; rows are looked up after `rows_after` are computed. Random layers
-        draw other values for each `worker` and `step`, scalars of integers. A gradient that does not exist is zeros, since variables in one pack
-        are updated together; see _check_zeros.
+        draw other values for each `worker` and `step`, scalars of integers. A gradient that does not exist is zeros, since variables in
+        one pack are updated together; see _check_zeros.
         """
         seed = tf.stack([tf.constant(self._seed, tf.int64), tf.cast(worker, tf.int64), tf.cast(step, tf.int64) * self._batches])
         differentiate = partial(self._gradients_at, values, rows_after)
@@ -192,11 +192,12 @@ class Replica:
 
     def _check_zeros(self) -> None:
         """Raise WorkloadError if the optimizer would change variables by gradients of zeros."""
-        unconnected = [v for index, v in enumerate(self._model.trainable_variables) if index in self._unconnected]
-        decayed = self._optimizer.weight_decay and any(map(self._optimizer._use_weight_decay, unconnected))  # noqa: SLF001 - Keras has no public way to ask
-        if decayed or (unconnected and isinstance(self._optimizer, keras.optimizers.Ftrl)):
+        without = [self._model.trainable_variables[index] for index in sorted(self._unconnected)]
+        is_ftrl = isinstance(self._optimizer, keras.optimizers.Ftrl)
+        changed = [v.path for v in without if is_ftrl or weight_decay.applies(self._optimizer, v)]
+        if changed:
             raise WorkloadError(
-                f"{self._name}: the loss has no gradient to {join_names(self.without_gradient, _NAMED)}, and on parameter_server the optimizer "
+                f"{self._name}: the loss has no gradient to {join_names(changed, _NAMED)}, and on parameter_server the optimizer "
                 f"{type(self._optimizer).__name__} would change them nevertheless; set `trainable = False` on their layers"
             )
 

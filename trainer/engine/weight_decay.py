@@ -13,6 +13,11 @@ def excludes(optimizer: keras.optimizers.Optimizer) -> bool:
     return optimizer.weight_decay is not None and any(getattr(optimizer, name, None) for name in _EXCLUDED)
 
 
+def applies(optimizer: keras.optimizers.Optimizer, variable: keras.Variable) -> bool:
+    """Return whether the optimizer lets a variable decay."""
+    return bool(optimizer.weight_decay) and optimizer._use_weight_decay(variable)  # noqa: SLF001
+
+
 def keep_excluded(optimizer: keras.optimizers.Optimizer, copy: keras.optimizers.Optimizer) -> None:
     """Exclude from a copy's weight decay what the optimizer excludes. Both update the same variables."""
     for name in _EXCLUDED:

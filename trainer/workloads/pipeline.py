@@ -437,8 +437,10 @@ def _hides_draws(variant: tf.Tensor) -> bool:
         definition = tf.compat.v1.GraphDef.FromString(graph.numpy())
     except (tf.errors.OpError, AttributeError, ValueError):  # e.g. 2 GB, or a tensor of a graph
         return True
-    nodes = chain(definition.node, *(function.node_def for function in definition.library.function))
-    return any(_draws(node.op) for node in nodes if not node.op.startswith("_"))
+    # Beside the datasets it has operations that create and fill the variables and tables that their functions read.
+    datasets = (node for node in definition.node if "Dataset" in node.op)
+    nodes = chain(datasets, *(function.node_def for function in definition.library.function))
+    return any(_draws(node.op) for node in nodes)
 
 
 def _reorders(dataset: Any, operations: set[str]) -> bool:

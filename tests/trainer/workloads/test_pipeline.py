@@ -187,10 +187,16 @@ def with_target(number: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     return tf.cast(number, tf.float32)[tf.newaxis], number
 
 
+def looked_up(numbers: tf.data.Dataset) -> tf.data.Dataset:
+    table = keras.layers.IntegerLookup(vocabulary=list(range(12)))
+    return numbers.map(lambda inputs, targets: (inputs, table(targets)))
+
+
 REPEATED_SETS = {
     "numbers": lambda: tf.data.Dataset.random(seed=1).take(4).map(with_target),
     "numbered": lambda: examples(12).enumerate().map(lambda _, example: example),
     "captured": lambda: noisy_batches(examples(12)),
+    "of a table": lambda: looked_up(examples(12)).enumerate().map(lambda _, example: example),
 }
 
 

@@ -174,18 +174,25 @@ class WorkerCalls:
 
     def __call__(self, worker: int, *arguments: Any) -> tf.Tensor:
         """Call the function of a worker, which is traced if it has none yet."""
+        result: tf.Tensor = (self._traced(worker) or self._trace(worker, arguments))(*arguments)
+        return result
+
+    def _traced(self, worker: int) -> Any:
+        return self._own.get(worker) if self._draws else self._shared
+
+    def _trace(self, worker: int, arguments: Sequence[Any]) -> Any:
+        # One at a time: threads share the model. A trace fails if its worker is lost, and is then repeated.
         with self._lock:
             if self._shared is None:
                 shared = self._make(0)
-                self._draws = _draws(shared.get_concrete_function(*arguments).graph)  # an error leaves no function: the call is repeated
+                self._draws = _draws(shared.get_concrete_function(*arguments).graph)
                 self._own |= {0: shared} if self._draws else {}
                 self._shared = shared
             if self._draws and worker not in self._own:
                 own = self._make(worker)
                 own.get_concrete_function(*arguments)
                 self._own[worker] = own
-        result: tf.Tensor = self._own.get(worker, self._shared)(*arguments)
-        return result
+            return self._traced(worker)
 
     def renew(self, worker: int) -> None:
         """Let a worker that was started again have a new function, as its operations of tf.random begin with their first number again."""

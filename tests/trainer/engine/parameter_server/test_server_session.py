@@ -1,7 +1,9 @@
-"""A session on servers as far as it needs none: a refused model, and a worker's data set, whose arrays are not in a graph."""
+"""A session on servers as far as it needs none: a refused model, a worker's data set, whose arrays are not in a graph, and its calls."""
 
 import gc
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from typing import Any
 
@@ -60,23 +62,54 @@ def test_workers_that_cannot_synchronize_a_normalization_refuse_it(monkeypatch: 
         AsynchronousSession(Small({"normalised": "synchronized"}), small_job(strategy="parameter_server"), two_workers, lambda: False)
 
 
-def test_workers_draw_other_numbers_also_after_a_trace_that_failed() -> None:
-    failures, made = [tf.errors.UnavailableError(None, None, "a worker was lost")], list[int]()
+class Drawing:
+    """Makes functions that draw a number and return the worker that they are seeded for. While `interrupt` is set, a trace calls it first."""
 
-    def make(worker: int) -> Any:
-        made.append(worker)
+    def __init__(self) -> None:
+        self.interrupt: Callable[[], None] | None = None
 
+    def __call__(self, worker: int) -> Any:
         @tf.function(autograph=False)
         def draw() -> tf.Tensor:
-            if failures:
-                raise failures.pop()
-            tf.compat.v1.get_default_graph().seed = worker
-            return tf.random.uniform([])
+            if self.interrupt:
+                self.interrupt()
+            tf.random.uniform([])
+            return tf.constant(worker)
 
         return draw
 
+
+def test_each_worker_has_its_own_numbers_after_the_first_was_lost_in_a_trace() -> None:
+    make = Drawing()
     calls = WorkerCalls(make)
+
+    def lose() -> None:
+        raise tf.errors.UnavailableError(None, None, "lost")
+
+    make.interrupt = lose
     with pytest.raises(tf.errors.UnavailableError):
         calls(0)
-    assert float(calls(0)) != float(calls(1))
-    assert made == [0, 0, 1]  # one for each worker, and the one that failed
+    make.interrupt = None
+    assert [int(calls(worker)) for worker in range(3)] == [0, 1, 2]
+
+
+def test_a_call_does_not_wait_for_the_trace_of_another_worker() -> None:
+    make = Drawing()
+    calls = WorkerCalls(make)
+    calls(0)
+    tracing, go_on = threading.Event(), threading.Event()
+
+    def wait() -> None:
+        tracing.set()
+        go_on.wait(60)
+
+    make.interrupt = wait
+    with ThreadPoolExecutor() as pool:
+        traced = pool.submit(calls, 1)
+        assert tracing.wait(60)
+        called = pool.submit(calls, 0)
+        try:
+            called.result(10)
+        finally:
+            go_on.set()
+        traced.result(60)
