@@ -37,7 +37,6 @@ class UserData:
         self._arrays: tuple[Any, ...] | None = None
         self.inputs: list[np.ndarray] = []  # if they are arrays
         self._facts: pipeline.Facts | None = None
-        self._read: tf.data.Dataset | None = None  # the examples of a Dataset, outside of a graph
         self._passes = 1  # of a Dataset, over its examples
         self._training = training
         self.is_read = self.weighted = False
@@ -134,7 +133,7 @@ class UserData:
             if self._class_weight is not None:
                 _, targets, *weights = examples.element_spec
                 self._class_weight.check(targets, weights[0] if weights else None)
-            self._facts, self._read = pipeline.inspect(examples, self._name), examples
+            self._facts = pipeline.inspect(examples, self._name)
         elif isinstance(value, tuple | list) and len(value) in _PARTS:
             inputs, targets, *weights = (tf.nest.map_structure(self._array, _nest(part)) for part in value)
             if self._class_weight is not None:
@@ -185,8 +184,8 @@ class UserData:
                     "Make it a function that returns the Dataset."
                 )
         try:
-            # Outside of a graph the function is called once: `seeded` restarts the random operations of all functions that TensorFlow has run.
-            examples = self._read if tf.executing_eagerly() and self._read is not None else pipeline.examples_of(self._value())
+            # The function is called each time: a Dataset with a shuffle has another order each time that it is read, so a split by .take and .skip would be another.
+            examples = pipeline.examples_of(self._value())
         except ValueError as error:
             if "larger than 2GB" not in str(error):
                 raise

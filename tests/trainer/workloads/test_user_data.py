@@ -198,17 +198,6 @@ def test_a_resume_reports_what_differs_from_an_uninterrupted_run(
     assert difference in out
 
 
-def test_a_dataset_is_read_again_without_a_restart_of_the_random_numbers_of_a_step() -> None:
-    held_out = UserData(lambda: examples(6), CALL, "eval_data")
-    held_out.first(1)
-    draw = tf.function(lambda: tf.random.uniform([]))
-    drawn = [float(draw())]
-    for _ in range(2):
-        list(held_out.once(4))
-        drawn.append(float(draw()))
-    assert len(set(drawn)) == 3
-
-
 @pytest.mark.parametrize("seed,is_reported", [(0, True), (1, False)])
 def test_held_out_rows_that_are_training_rows_are_reported(seed: int, is_reported: bool, capsys: pytest.CaptureFixture[str]) -> None:
     def drawn(count: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
