@@ -89,6 +89,8 @@ def _run(
     chief: "_Chief | None",
 ) -> TrainingOutcome:
     session.begin_at(chief.restore() if chief else 0)
+    if chief and session.step < job.steps and (job.evaluate_every or hooks.present):  # callbacks may evaluate, too
+        chief.prepare_evaluation()
     report.start_step = session.step
     worker_reporter = _WorkerReporter(job, report)
     every = (job.evaluate_every, job.checkpoint.every_steps, job.summaries_every, job.profile_every, job.report_every)
@@ -355,18 +357,21 @@ class _Chief:
             facts["trained_seconds"] = self.early_stop.trained_seconds
         self._record.update(state, step, **facts)
 
+    def prepare_evaluation(self) -> model_ops.ModelEvaluation:
+        """Read the held-out set: before the first step, as random operations of later steps would draw their first numbers again after it."""
+        self._evaluation = model_ops.evaluation(
+            self._workload, self._session.model, self._job.evaluation_batch_size, self._sharded_tables
+        )
+        return self._evaluation
+
     def evaluate(self, step: int) -> dict[str, float]:
         """Evaluate at `step`, unless these weights were evaluated already, and return loss and metrics."""
         if self._evaluated_step == step and not self._evaluated.changed():
             return self._metrics
         began, phase = time.monotonic(), self._report.phase or "training"
         self._report.heartbeat("evaluating", step=step)
-        if self._evaluation is None:
-            self._evaluation = model_ops.evaluation(
-                self._workload, self._session.model, self._job.evaluation_batch_size, self._sharded_tables
-            )
         with moving_averages.shown(self._session.model, self._session.optimizer):
-            self._metrics = self._hooks.evaluation(partial(self._evaluate_batches, self._evaluation))
+            self._metrics = self._hooks.evaluation(partial(self._evaluate_batches, self._evaluation or self.prepare_evaluation()))
             if self._best and self._divergence.may_save(step):
                 self._report.heartbeat("saving", step=step)
                 self._best.offer(step, self._metrics, self._session.model.weights, self._stop_requested)

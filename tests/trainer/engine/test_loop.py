@@ -22,6 +22,7 @@ from trainer.engine.replicated import LocalSession
 from trainer.engine.session import CallProgress, DivergedError, NotFinite
 from trainer.events import Reporter
 from trainer.settings import TrainerSettings
+from trainer.workloads.seeding import seeded
 
 
 class Output(io.StringIO):
@@ -113,6 +114,28 @@ def resumed(stopped: Run) -> Run:
     """The stopped run, resumed."""
     path = stopped.path.with_name("run")
     return Run(path, *train(path, 45))
+
+
+class Noisy(Small):
+    """Draws in its loss by tf.random, and reads its held-out set as a model's own `eval_data` is read."""
+
+    def loss(self, targets: Any, outputs: Any) -> Any:
+        return super().loss(targets, outputs) * tf.random.uniform([])
+
+    def eval_data(self, batch_size: int) -> tf.data.Dataset:
+        with seeded(0):
+            return super().eval_data(batch_size)
+
+
+def test_evaluations_do_not_change_what_training_draws(tmp_path: Path) -> None:
+    def weights(name: str, every_steps: int) -> list[np.ndarray]:
+        keras.utils.set_random_seed(0)
+        evaluate = {"every_steps": every_steps, "batch_size": 100}
+        session, *_ = train(tmp_path / name, 6, {}, data=Noisy, steps_per_execution=2, **ONLY_SAVED | {"evaluate": evaluate})
+        return state(session)
+
+    for alone, evaluated in zip(weights("alone", 0), weights("evaluated", 2), strict=True):
+        np.testing.assert_array_equal(alone, evaluated)
 
 
 def test_a_resumed_run_ends_with_the_weights_of_an_uninterrupted_one_for_any_steps_per_execution(straight: Run, resumed: Run) -> None:
