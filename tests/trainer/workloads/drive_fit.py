@@ -26,7 +26,7 @@ from trainer import parent_death  # noqa: E402
 SAME = {
     "mirrored": ("losses", "outputs", "scaled", "clipped", "averaged", "bounded", "partly", "guide", "tracked", "computed", "counted"),
     "multi_worker_mirrored": ("guide", "tracked", "computed"),
-    "parameter_server": ("losses", "masked", "bounded", "added", "computed"),
+    "parameter_server": ("losses", "masked", "one_hot", "bounded", "added", "computed"),
 }
 REFUSED = {
     "mirrored": ("gathered", "overwritten", "summed", "twice", "nested", "perturbed"),
