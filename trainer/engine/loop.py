@@ -359,9 +359,7 @@ class _Chief:
 
     def prepare_evaluation(self) -> model_ops.ModelEvaluation:
         """Read the held-out set: before the first step, as random operations of later steps would draw their first numbers again after it."""
-        self._evaluation = model_ops.evaluation(
-            self._workload, self._session.model, self._job.evaluation_batch_size, self._sharded_tables
-        )
+        self._evaluation = model_ops.evaluation(self._workload, self._session.model, self._job.evaluation_batch_size, self._sharded_tables)
         return self._evaluation
 
     def evaluate(self, step: int) -> dict[str, float]:
