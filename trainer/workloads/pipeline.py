@@ -19,6 +19,7 @@ import tensorflow as tf
 from tensorflow.python.framework import op_def_registry
 
 from trainer.workloads.errors import WorkloadError
+from trainer.workloads.graph_nodes import nodes_of_functions
 from trainer.workloads.in_memory import ENDLESS
 from trainer.workloads.protocol import Shard
 
@@ -71,8 +72,8 @@ class Facts:
     example_bytes: int | None
     python: bool  # runs Python functions: no other process can make it
     random: bool  # may give other values each time it is read
-    cached: bool  # ends with a cache in memory of the user's
-    cached_for_all: bool  # and only that makes them the same each time: all readers cache all examples
+    cached: bool  # ends with a cache in memory of the user's, and only that makes them the same each time: all readers cache all examples
+    cacheable: bool  # ends with one of examples that stay the same: instead each reader may cache its own
     reordered: bool  # a shuffle in it gives another order each time it is read
 
     @property
@@ -81,6 +82,11 @@ class Facts:
         return (
             self.count is not None and self.example_bytes is not None and not self.random and self.count * self.example_bytes <= CACHE_BYTES
         )
+
+    @property
+    def to_cache(self) -> bool:
+        """Whether a reader caches its own examples."""
+        return self.cacheable or (self.fits_in_memory and not self.cached)
 
     def after_resume(self, shard: Shard) -> str:
         """Return what differs from an uninterrupted run in a reader that begins at `shard.start`, as the end of a sentence; nothing if all is the same."""
@@ -175,6 +181,12 @@ def _ends_cached(examples: Any) -> bool:
     return _kind(examples) == _CACHE and not _filename(examples)
 
 
+def uncached(examples: Any, facts: Facts) -> tf.data.Dataset:
+    """Return `examples` without a cache at their end, if each reader may cache its own instead."""
+    below: tf.data.Dataset = _below(examples)[0] if facts.cacheable and _ends_cached(examples) else examples
+    return below
+
+
 def inspect(examples: tf.data.Dataset, name: str) -> Facts:
     """Return the facts about `examples`; `name` is their name in messages.
 
@@ -186,15 +198,15 @@ def inspect(examples: tf.data.Dataset, name: str) -> Facts:
     if count == 0 or (count == tf.data.UNKNOWN_CARDINALITY and not any(True for _ in untuned(examples.take(1)))):
         raise WorkloadError(f"{name} has no examples; expected at least one")
     operations = {part: set(_operations(part)) for part in _chain(examples)}
+    varying = {part for part, kinds in operations.items() if _varies(part, kinds)}
     return Facts(
         count=count if count > 0 else None,
         endless=count == tf.data.INFINITE_CARDINALITY,
         example_bytes=_bytes(examples.element_spec),
         python=any(kinds & _PYTHON for kinds in operations.values()),
-        random=any(_varies(part, operations[part]) for part in _chain(examples, into_caches=False)),
-        cached=_ends_cached(examples),
-        cached_for_all=_ends_cached(examples)
-        and any(_varies(part, operations[part]) for part in _chain(examples._inputs()[0], into_caches=False)),  # noqa: SLF001 - as in _below
+        random=not varying.isdisjoint(_chain(examples, into_caches=False)),
+        cached=_ends_cached(examples) and bool(varying),
+        cacheable=_ends_cached(examples) and not varying,
         reordered=any(_reorders(part, operations[part]) for part in _chain(examples, into_caches=False)),
     )
 
@@ -210,10 +222,9 @@ def batches(examples: tf.data.Dataset, facts: Facts, shard: Shard) -> tf.data.Da
         raise WorkloadError(
             f"{facts.count} training examples for {shard.count} readers; expected at least one for each; train with fewer tasks"
         )
-    is_cached_later = facts.cached and not facts.cached_for_all  # then each reader caches its own examples
-    own: tf.data.Dataset = examples._inputs()[0] if is_cached_later else examples  # noqa: SLF001 - as in _below
+    own = uncached(examples, facts)
     own = own.shard(count, index) if int(shard.count) > 1 else own
-    if is_cached_later or (facts.fits_in_memory and not facts.cached):
+    if facts.to_cache:
         own = own.cache()
     seed = tf.constant(shard.seed, tf.int64) * 1_000_003 + index * 7_919
 
@@ -239,8 +250,8 @@ def once(examples: tf.data.Dataset, facts: Facts, batch_size: int) -> tf.data.Da
     """
     if facts.endless:
         raise WorkloadError("the examples to evaluate on never end; add .take(n) to them")
-    once = batched(examples, batch_size, padding(examples))
-    return (once.cache() if facts.fits_in_memory and not facts.cached else once).prefetch(tf.data.AUTOTUNE).with_options(options())
+    once = batched(uncached(examples, facts), batch_size, padding(examples))
+    return (once.cache() if facts.to_cache else once).prefetch(tf.data.AUTOTUNE).with_options(options())
 
 
 def first(examples: tf.data.Dataset, size: int) -> tf.data.Dataset:
@@ -438,9 +449,8 @@ def _hides_draws(variant: tf.Tensor) -> bool:
     except (tf.errors.OpError, AttributeError, ValueError):  # e.g. 2 GB, or a tensor of a graph
         return True
     # Beside the datasets it has operations that create and fill the variables and tables that their functions read.
-    datasets = (node for node in definition.node if "Dataset" in node.op)
-    nodes = chain(datasets, *(function.node_def for function in definition.library.function))
-    return any(_draws(node.op) for node in nodes)
+    kinds = chain((node.op for node in definition.node if "Dataset" in node.op), (node.op for node in nodes_of_functions(definition)))
+    return any(map(_draws, kinds))
 
 
 def _reorders(dataset: Any, operations: set[str]) -> bool:
@@ -461,8 +471,7 @@ def _operations(dataset: Any) -> Iterator[str]:
     """Yield the kinds of operations in all functions of a dataset."""
     for function in dataset._functions():  # noqa: SLF001 - as in _below
         graph = function.function.graph.as_graph_def()
-        yield from (node.op for node in graph.node)
-        yield from (node.op for defined in graph.library.function for node in defined.node_def)
+        yield from (node.op for node in chain(graph.node, nodes_of_functions(graph)))
 
 
 def _bytes(spec: Any) -> int | None:

@@ -185,7 +185,7 @@ class UserData:
                 )
         try:
             # The function is called each time: a Dataset with a shuffle has another order each time that it is read, so a split by .take and .skip would be another.
-            examples = pipeline.examples_of(self._value())
+            examples = pipeline.uncached(pipeline.examples_of(self._value()), facts)  # before the weights come after it
         except ValueError as error:
             if "larger than 2GB" not in str(error):
                 raise

@@ -303,3 +303,13 @@ def test_class_weights_without_a_meaning_are_refused(kind: str, weights: Any, ta
     source = (np.zeros(3), targets) if kind == "arrays" else tf.data.Dataset.from_tensor_slices((np.zeros(3), targets))
     with pytest.raises(WorkloadError, match=message):
         UserData(source, CALL, "train_data", ClassWeight(weights, CALL)).batches(Shard(1, seed=0))
+
+
+def test_examples_with_weights_keep_them_after_a_cache_of_the_users() -> None:
+    def weighted(inputs: tf.Tensor, targets: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        return inputs, targets, tf.constant(2.0)
+
+    cached = data(lambda: examples(6).map(weighted).batch(2).cache())
+    held_out = UserData(lambda: examples(6).map(weighted).batch(2).cache(), CALL, "eval_data")
+    for batch in (next(iter(cached.batches(Shard(3, seed=0)))), next(iter(held_out.once(3)))):
+        np.testing.assert_array_equal(batch[1]["weights"], [2.0] * 3)

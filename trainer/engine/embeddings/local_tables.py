@@ -8,7 +8,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from trainer.engine import fused_updates
+from trainer.engine import fused_updates, weight_decay
 from trainer.engine.embeddings import layers, row_updates
 from trainer.engine.embeddings.row_updates import UsedRows
 from trainer.engine.embeddings.table_parts import TableParts
@@ -46,9 +46,7 @@ class LocalTables:
                 for name, start in (starts if layer.trainable else {}).items()
             }
             if layer.trainable:
-                # The same condition as Keras's; nothing decays without a weight_decay.
-                decays = optimizer.weight_decay is not None and optimizer._use_weight_decay(matrix)  # noqa: SLF001
-                self._rows[id(matrix.value)] = _Rows(matrix.value, slots, decays)
+                self._rows[id(matrix.value)] = _Rows(matrix.value, slots, weight_decay.applies(optimizer, matrix))
             of_layers[str(number)] = tf.train.Checkpoint(**slots)
             layers.gather_rows(layer)
         self._parts = {"tables": tf.train.Checkpoint(**of_layers)}

@@ -29,6 +29,7 @@ from trainer.engine.replica import Replica
 from trainer.engine.session import NotFinite, Session
 from trainer.settings import Embeddings
 from trainer.workloads.errors import WorkloadError
+from trainer.workloads.graph_nodes import nodes_of_functions
 from trainer.workloads.protocol import Shard, Workload
 
 _LARGE_BYTES = 1 << 20  # of a constant
@@ -202,8 +203,7 @@ class WorkerCalls:
 def _draws(graph: Any) -> bool:
     """Return whether a graph has operations of tf.random, in its functions as well."""
     definition = graph.as_graph_def()
-    nodes = chain(definition.node, *(function.node_def for function in definition.library.function))
-    return any("seed2" in node.attr for node in nodes)
+    return any("seed2" in node.attr for node in chain(definition.node, nodes_of_functions(definition)))
 
 
 class WorkerData:
