@@ -44,13 +44,13 @@ def connected(floats: int, index: int) -> Any:
 
 def work(index: int, steps: int, floats: int, stopwatch: task.Stopwatch) -> None:
     """Train as worker `index`; worker 0 measures."""
-    from trainer.engine.job import job
     from trainer.engine.replicated import LocalSession
+    from trainer.engine.train_config import train_config
     from trainer.settings import TrainerSettings
     from trainer.workloads.loading import load_workload
 
     settings = {**ours.MLP, "steps": steps}
-    work = job(
+    work = train_config(
         TrainerSettings.model_validate(
             {"run": "exchange", "strategy": "multi_worker_mirrored", "run_dir": "unused", "scratch_dir": "unused", "train": settings}
         )
@@ -68,9 +68,9 @@ def work(index: int, steps: int, floats: int, stopwatch: task.Stopwatch) -> None
 
 def main() -> None:
     """Be one worker, or start both."""
-    options = task.arguments(__doc__, job="", index=0, cluster="", floats=0)
-    if options.job:
-        task_config = {"cluster": json.loads(options.cluster), "task": {"type": options.job, "index": options.index}}
+    options = task.arguments(__doc__, config="", index=0, cluster="", floats=0)
+    if options.config:
+        task_config = {"cluster": json.loads(options.cluster), "task": {"type": options.config, "index": options.index}}
         os.environ["TF_CONFIG"] = json.dumps(task_config)
         stopwatch = task.Stopwatch(options.steps)
         work(options.index, options.steps, options.floats, stopwatch)

@@ -37,14 +37,14 @@ def train(workload: str, strategy: str, precision: str, steps: int) -> dict[str,
 
     tf.debugging.set_log_device_placement(True)
     from trainer.engine.collectives.all_reduce import AllReduce
-    from trainer.engine.job import job
     from trainer.engine.mirrored import MirroredSession, devices
     from trainer.engine.replicated import LocalSession
+    from trainer.engine.train_config import train_config
     from trainer.settings import TrainerSettings
     from trainer.workloads.loading import load_workload
 
     settings = {"workload": workload, "steps": steps, "precision": precision, "batch_size": 32}
-    work = job(
+    work = train_config(
         TrainerSettings.model_validate(
             {"run": "placement", "strategy": strategy, "run_dir": "unused", "scratch_dir": "unused", "local_replicas": 2, "train": settings}
         )

@@ -27,7 +27,7 @@ if typing.TYPE_CHECKING:
 
     from trainer.command_settings import CommandSettings
     from trainer.parent import Report
-    from trainer.parent_job import ParentJob
+    from trainer.parent_config import ParentConfig
     from trainer.restart_in_place import RestartPolicy
     from trainer.run_end import RunEndTask
     from trainer.settings import TrainerSettings
@@ -163,7 +163,7 @@ def _run(options: argparse.Namespace, command: list[str] | None) -> int:
     output = Output()
     for number in _STOP_SIGNALS:  # one that comes after `run_parent` must not change the exit code
         signal.signal(number, lambda _number, _frame: None if reported else os._exit(ExitCode.STOPPED))
-    code = run_parent(_job(task, settings, command, lifeline), _recording(Reporter(name, output), reported), output)
+    code = run_parent(_config(task, settings, command, lifeline), _recording(Reporter(name, output), reported), output)
     failed_at, failure = reported.get("failed", (time.monotonic(), ""))
     if settings is not None and not command and task.is_chief and (failure or code != ExitCode.DONE):
         from trainer.engine import run_state
@@ -272,9 +272,9 @@ def _stop_seconds(problems: list[str]) -> float:
     return 0.0
 
 
-def _job(task: TaskConfig, settings: Settings | None, command: list[str] | None, lifeline: int | None) -> ParentJob:
+def _config(task: TaskConfig, settings: Settings | None, command: list[str] | None, lifeline: int | None) -> ParentConfig:
     from trainer.command_settings import CommandSettings
-    from trainer.parent_job import TRAINING, ParentJob, StallPolicy, Timeouts
+    from trainer.parent_config import TRAINING, ParentConfig, StallPolicy, Timeouts
     from trainer.peers import required_peers, watched_chief, watched_workers
 
     environment = {name: value for name, value in _ENVIRONMENT.items() if name not in os.environ}
@@ -283,7 +283,7 @@ def _job(task: TaskConfig, settings: Settings | None, command: list[str] | None,
         # Settings that were left out stay left out: the training process fills in the workload's defaults.
         environment["TRAINER_SETTINGS"] = settings.model_dump_json(exclude_unset=True)
     strategy = settings.strategy if settings else guess_strategy(len(task.tasks()), has_ps="ps" in task.cluster)
-    return ParentJob(
+    return ParentConfig(
         command=tuple(command or TRAINING),
         role=task.role,
         runs_built_in_trainer=not command,

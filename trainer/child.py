@@ -15,7 +15,7 @@ from trainer.event_loop import EventLoop
 from trainer.events import EVENTS_FD
 from trainer.exit_codes import ExitCode
 from trainer.output import Output
-from trainer.parent_job import ParentJob
+from trainer.parent_config import ParentConfig
 from trainer.process_group import kill_group, reap, spawn
 from trainer.stacks import SOCKET_ENV, Stacks
 
@@ -36,9 +36,9 @@ class Child:
     """The training process, or a user's program. `stuck(pid)` is called when it does not end, not even by SIGKILL."""
 
     def __init__(
-        self, job: ParentJob, loop: EventLoop, output: Output, stacks: Stacks, directory: Path | None, stuck: Callable[[int], None]
+        self, config: ParentConfig, loop: EventLoop, output: Output, stacks: Stacks, directory: Path | None, stuck: Callable[[int], None]
     ) -> None:
-        self._job, self._loop, self._output, self._stacks, self._stuck = job, loop, output, stacks, stuck
+        self._config, self._loop, self._output, self._stacks, self._stuck = config, loop, output, stacks, stuck
         # Without a directory, events only lack the last error line.
         self._error_file = directory / "error" if directory else None
         self.pid: int | None = None  # also the id of its process group; None if it does not run
@@ -53,22 +53,22 @@ class Child:
             error_file.clear(self._error_file)
             captured_import.take_captured_output(self._error_file)
         self._output.begin()
-        environment = {**os.environ, **library_path(), **self._job.environment, "TRAINER_ATTEMPT": str(attempt)}
+        environment = {**os.environ, **library_path(), **self._config.environment, "TRAINER_ATTEMPT": str(attempt)}
         if self._error_file:
             environment[error_file.VARIABLE] = str(self._error_file)
-            if self._job.runs_built_in_trainer:
+            if self._config.runs_built_in_trainer:
                 # TensorFlow writes a file for each function that it converts; a killed process does not remove them.
                 environment["TMPDIR"] = str(self._error_file.parent)
         for name in ("TRAINER_LIFELINE", SOCKET_ENV):
             environment.pop(name, None)
-        environment.update(self._stacks.environment(runs_built_in_trainer=self._job.runs_built_in_trainer))
+        environment.update(self._stacks.environment(runs_built_in_trainer=self._config.runs_built_in_trainer))
         out = self._output
         environment[EVENTS_FD] = str(out.events)
         try:
             self.pid = spawn(
-                self._job.command,
+                self._config.command,
                 environment,
-                handles_parent_death=self._job.runs_built_in_trainer,
+                handles_parent_death=self._config.runs_built_in_trainer,
                 stdout=out.stdout,
                 stderr=out.stderr,
                 pass_fds=(out.events,),
@@ -90,14 +90,14 @@ class Child:
         """
         if self._start_error:
             return code, self._start_error, ""
-        if code == ExitCode.DONE and self._job.runs_built_in_trainer and not self.is_done:
+        if code == ExitCode.DONE and self._config.runs_built_in_trainer and not self.is_done:
             detail = "its exit code was 0, and its work was not done: code in it has ended it, as os._exit does"
             return int(ExitCode.FINAL_FAILURE), detail, error_file.CODE_ENDED_PROCESS
         detail, fingerprint = error_file.last_line(self._error_file), error_file.fingerprint(self._error_file)
         if self._error_file and (held := captured_import.take_captured_output(self._error_file)):
             self._output.write(f"{held}\n")
             detail = detail or held.splitlines()[-1]
-        if detail or fingerprint or self._job.runs_built_in_trainer or code != ExitCode.FAILURE:
+        if detail or fingerprint or self._config.runs_built_in_trainer or code != ExitCode.FAILURE:
             return code, detail, fingerprint
         raised = tracebacks.last(self._output.tail)
         return (code, raised.line, raised.fingerprint) if raised else (code, "", "")
@@ -115,8 +115,8 @@ class Child:
             os.kill(self.pid, signal.SIGTERM)
         # While it starts, TensorFlow's collective runtime intercepts signals and drops them, so ours are repeated. A user's program
         # may treat a second signal differently.
-        if self._job.runs_built_in_trainer:
-            self._loop.call_later(self._job.timeouts.sigterm_interval, self.terminate)
+        if self._config.runs_built_in_trainer:
+            self._loop.call_later(self._config.timeouts.sigterm_interval, self.terminate)
 
     def kill(self, reason: str) -> None:
         """Kill its process group."""
@@ -124,7 +124,7 @@ class Child:
             return
         self.kill_reason = reason
         kill_group(self.pid)
-        self._loop.call_later(self._job.timeouts.reap_timeout, partial(self._check_killed, self.pid))
+        self._loop.call_later(self._config.timeouts.reap_timeout, partial(self._check_killed, self.pid))
 
     def _check_killed(self, pid: int) -> None:
         if self.pid == pid:  # not if the next attempt has begun

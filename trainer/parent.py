@@ -19,7 +19,7 @@ from trainer.event_loop import EventLoop, Timer
 from trainer.events import FORWARDED, Event, join_names
 from trainer.exit_codes import SIGNAL_BASE, ExitCode, exit_code_of
 from trainer.output import Output
-from trainer.parent_job import ParentJob
+from trainer.parent_config import ParentConfig
 from trainer.peers import MAX_LISTED, ConnectionProber, PeerWait, ReachabilityMonitor
 from trainer.restart_in_place import NoRestart, RestartHistory, RestartInPlace, cause_of, decide_restart
 from trainer.run_end import FAILED, FOLLOWERS_TIMEOUT, RUNNING, SUCCEEDED, Callbacks, RunEndClient, RunEndServer, RunEndTask, Status
@@ -41,8 +41,8 @@ _SERVING = {"ps": "; serving until the chief has saved", "worker": "; serving th
 _CHIEF_TIMEOUT = 0.6  # seconds without a connection after which an expected end of the chief is assumed
 
 
-def run_parent(job: ParentJob, report: Report, output: Output) -> int:
-    """Run `job` to its end, restarts included, and return the exit code for this process. `report` writes to `output`.
+def run_parent(config: ParentConfig, report: Report, output: Output) -> int:
+    """Run the program of `config` to its end, restarts included, and return the exit code for this process. `report` writes to `output`.
 
     Handles this process's signals and reaps its children while it runs. However it ends, all output of the training process is written, and
     its process group was killed. Only a process that is blocked on storage that does not answer survives even SIGKILL.
@@ -50,7 +50,7 @@ def run_parent(job: ParentJob, report: Report, output: Output) -> int:
     with scratch.directory() as own, EventLoop() as loop:
         try:
             with contextlib.closing(Stacks(loop, own)) as stacks:
-                return _Parent(job, _ignoring_broken_output(report), loop, output, stacks, own).run()
+                return _Parent(config, _ignoring_broken_output(report), loop, output, stacks, own).run()
         finally:
             output.detach()
 
@@ -66,11 +66,11 @@ def _ignoring_broken_output(report: Report) -> Report:
 class _Parent:
     """The state of one task and its parent process."""
 
-    def __init__(self, job: ParentJob, report: Report, loop: EventLoop, output: Output, stacks: Stacks, directory: Path | None) -> None:
-        self._job, self._report, self._loop, self._output = job, report, loop, output
-        self._child = Child(job, loop, output, stacks, directory, self._abandon)
+    def __init__(self, config: ParentConfig, report: Report, loop: EventLoop, output: Output, stacks: Stacks, own: Path | None) -> None:
+        self._config, self._report, self._loop, self._output = config, report, loop, output
+        self._child = Child(config, loop, output, stacks, own, self._abandon)
         self._prober = ConnectionProber(loop)
-        self._lifeline = job.lifeline  # None once it has closed
+        self._lifeline = config.lifeline  # None once it has closed
         self._attempt = 0
         self._began = 0.0
         self._history = RestartHistory()
@@ -85,7 +85,7 @@ class _Parent:
         self._stopping = False
         self._signals = 0
         self._end_cause: tuple[str, str] | None = None  # cause and detail, once the parent has decided to end the task
-        self._stall_detector = StallDetector(job, report, loop, stacks, self._prober, self._kill_stalled)
+        self._stall_detector = StallDetector(config, report, loop, stacks, self._prober, self._kill_stalled)
         self._stall_reason = ""  # the stall for which the attempt was killed
         self._exit_code = int(ExitCode.FAILURE)
         self._end_server: RunEndServer | None = None
@@ -101,11 +101,11 @@ class _Parent:
                 continue  # started with nohup
             loop.on_signal(number, lambda number=number: self._signalled(signal.Signals(number)))  # type: ignore[misc]
         loop.on_signal(signal.SIGCHLD, self._reap)
-        if self._job.lifeline is not None:
-            os.set_inheritable(self._job.lifeline, False)
-            loop.on_ready(self._job.lifeline, selectors.EVENT_READ, self._lifeline_ready)
-        if self._job.run_end_task is not None:
-            self._join(self._job.run_end_task)
+        if self._config.lifeline is not None:
+            os.set_inheritable(self._config.lifeline, False)
+            loop.on_ready(self._config.lifeline, selectors.EVENT_READ, self._lifeline_ready)
+        if self._config.run_end_task is not None:
+            self._join(self._config.run_end_task)
         self._output.on_event, self._output.on_output = self._on_event, self._stall_detector.on_output
         self._output.attach(loop)
         try:
@@ -121,34 +121,35 @@ class _Parent:
         self._backoff = None
         self._attempt += 1
         self._began = time.monotonic()
-        self._peers_missing, self._connected_at, self._stall_reason = bool(self._job.required_peers), None, ""
+        self._peers_missing, self._connected_at, self._stall_reason = bool(self._config.required_peers), None, ""
         self._child.start(self._attempt)
         if self._child.pid is None:
             self._ended(int(ExitCode.FAILURE))
             return
         self._stall_detector.begin(self._child.pid)
-        self._report("started", attempt=self._attempt, role=self._job.role, pid=self._child.pid)
-        if self._job.runs_built_in_trainer:
+        self._report("started", attempt=self._attempt, role=self._config.role, pid=self._child.pid)
+        if self._config.runs_built_in_trainer:
             from trainer.uninterruptible import UninterruptibleExit
 
             UninterruptibleExit(self._child, self._loop, self._report, self._ended, self._abandon).watch(lambda: self._stopping)
-        if self._job.policy.recovers_after < math.inf:
-            self._recovery = self._loop.call_later(self._job.policy.recovers_after, self._recover)
-        timeouts = self._job.timeouts
+        if self._config.policy.recovers_after < math.inf:
+            self._recovery = self._loop.call_later(self._config.policy.recovers_after, self._recover)
+        timeouts = self._config.timeouts
         self._peer_wait = PeerWait(
             self._loop,
             self._prober,
-            self._job.required_peers,
+            self._config.required_peers,
             timeout=timeouts.start,
             first=timeouts.first_report_after,
             every=timeouts.report_interval,
-            no_step_report=timeouts.no_step_report if self._job.trains else None,
+            no_step_report=timeouts.no_step_report if self._config.trains else None,
             waiting=self._report_waiting,
             complete=self._peers_connected,
             timed_out=self._peers_timed_out,
         )
-        if self._chief_monitor is None and self._job.watched_chief is not None:
-            self._chief_monitor = self._watch_for("the chief", (self._job.watched_chief,), "the chief answers again", timeouts.kill_after)
+        chief = self._config.watched_chief
+        if self._chief_monitor is None and chief is not None:
+            self._chief_monitor = self._watch_for("the chief", (chief,), "the chief answers again", timeouts.kill_after)
 
     def _reap(self) -> None:
         code = self._child.reap()
@@ -164,22 +165,22 @@ class _Parent:
         code, detail, fingerprint = (int(ExitCode.FAILURE), self._stall_reason, "") if self._stall_reason else self._child.diagnose(code)
         if self._succeeded:
             self._done()
-        elif self._end_cause is not None and (code != ExitCode.DONE or not self._job.runs_built_in_trainer):
+        elif self._end_cause is not None and (code != ExitCode.DONE or not self._config.runs_built_in_trainer):
             self._fail(ExitCode.PEER_LOST, *self._end_cause)
-        elif code == ExitCode.DONE and (self._stopping or self._job.policy.restart != "always"):
-            if self._stopping and not self._job.runs_built_in_trainer:  # the program is done: only its output shows that
+        elif code == ExitCode.DONE and (self._stopping or self._config.policy.restart != "always"):
+            if self._stopping and not self._config.runs_built_in_trainer:  # the program is done: only its output shows that
                 self._done()
             else:
                 self._exit(ExitCode.DONE)
         elif self._stopping:
             self._ended_on_request(code, detail)
-        elif code == ExitCode.PEER_LOST and self._job.role == "evaluator" and self._job.runs_built_in_trainer:
+        elif code == ExitCode.PEER_LOST and self._config.role == "evaluator" and self._config.runs_built_in_trainer:
             self._fail(code, "the chief is gone", detail)  # the evaluator has already waited for it
         else:
             now = time.monotonic()
             connected = 0.0 if self._connected_at is None else now - self._connected_at
             # `restart: exit_code` retries signals.
-            policy = replace(self._job.policy, restart="on_failure") if self._stall_reason else self._job.policy
+            policy = replace(self._config.policy, restart="on_failure") if self._stall_reason else self._config.policy
             self._apply(code, decide_restart(code, now - self._began, self._history, policy, fingerprint, connected), detail)
 
     def _on_event(self, event: Event) -> None:
@@ -193,7 +194,7 @@ class _Parent:
         if event["event"] in {"progress", "done"} and self._peer_wait is not None:
             self._peer_wait.note_step()
         step = event.get("step")
-        is_checkpoint = event["event"] in _CHECKPOINTS or (event["event"] == "evaluated" and self._job.role == "evaluator")
+        is_checkpoint = event["event"] in _CHECKPOINTS or (event["event"] == "evaluated" and self._config.role == "evaluator")
         if is_checkpoint and isinstance(step, int) and step > self._newest_checkpoint:
             self._newest_checkpoint = step
             self._history = replace(self._history, fingerprint="", repeats=0)  # the next failure is a different one
@@ -208,11 +209,11 @@ class _Parent:
         """Reset the count of restarts."""
         if self._history.restarts:
             self._history = replace(self._history, restarts=0)
-            self._report("recovered", restarts=0, left=self._job.policy.max_restarts)
+            self._report("recovered", restarts=0, left=self._config.policy.max_restarts)
 
     def _ended_on_request(self, code: int, detail: str) -> None:
-        nothing_to_save = self._peers_missing and code == -signal.SIGKILL and self._job.runs_built_in_trainer
-        saved = code == _PREEMPTED and not self._job.runs_built_in_trainer
+        nothing_to_save = self._peers_missing and code == -signal.SIGKILL and self._config.runs_built_in_trainer
+        saved = code == _PREEMPTED and not self._config.runs_built_in_trainer
         if nothing_to_save or saved or exit_code_of(code) in {ExitCode.STOPPED, ExitCode.PEER_LOST}:
             self._exit(ExitCode.STOPPED)
         elif self._child.kill_reason:
@@ -221,7 +222,7 @@ class _Parent:
             self._fail(exit_code_of(code), f"{cause_of(code)} while it was stopping", detail)
 
     def _apply(self, code: int, decision: RestartInPlace | NoRestart, detail: str) -> None:
-        if self._stall_reason and self._job.stalls.on_stall == "fail":
+        if self._stall_reason and self._config.stalls.on_stall == "fail":
             self._fail(ExitCode.FINAL_FAILURE, self._stall_reason, "")
             return
         if isinstance(decision, NoRestart):
@@ -232,7 +233,7 @@ class _Parent:
             "restarting",
             attempt=self._attempt + 1,
             restarts=decision.history.restarts,
-            left=self._job.policy.max_restarts - decision.history.restarts,
+            left=self._config.policy.max_restarts - decision.history.restarts,
             exit_code=exit_code_of(code),
             cause=decision.cause,
             detail=detail,
@@ -287,8 +288,8 @@ class _Parent:
 
     @property
     def _run_end_task(self) -> RunEndTask:
-        assert self._job.run_end_task is not None  # noqa: S101 - only called if there is one
-        return self._job.run_end_task
+        assert self._config.run_end_task is not None  # noqa: S101 - only called if there is one
+        return self._config.run_end_task
 
     def _join(self, task: RunEndTask) -> None:
         if task.is_leader:
@@ -343,7 +344,7 @@ class _Parent:
                 self._fail_run(f"{task.leader} has failed", status.reason)
             self._loop.stop()
         elif not self._succeeded:
-            self._end_task(f"{task.leader} has failed", status.reason, self._job.timeouts.kill_after)
+            self._end_task(f"{task.leader} has failed", status.reason, self._config.timeouts.kill_after)
         elif self._child.pid is not None:
             self._loop.call_later(task.grace, self._end_program)
         else:
@@ -355,7 +356,7 @@ class _Parent:
         task = self._run_end_task
         cause, detail = f"{task.leader} was gone for {seconds:g} s", f"no answer from {task.leader_address}"
         if not self._exiting:
-            self._end_task(cause, detail, self._job.timeouts.kill_after)
+            self._end_task(cause, detail, self._config.timeouts.kill_after)
         elif self._exit_code == ExitCode.DONE:
             self._fail_run(cause, detail)
 
@@ -369,7 +370,7 @@ class _Parent:
         if self._child.pid is not None and not self._stopping:
             self._report("notice", message="the run has succeeded; this task is ended")
             self._child.terminate()
-            self._loop.call_later(self._job.timeouts.kill_after_success, lambda: self._child.kill("the run has succeeded"))
+            self._loop.call_later(self._config.timeouts.kill_after_success, lambda: self._child.kill("the run has succeeded"))
 
     def _exit_soon(self) -> None:
         """Handle a request to stop after the task has ended: wait a shorter time for the others."""
@@ -403,7 +404,7 @@ class _Parent:
         self._loop.forget(self._lifeline)
         self._lifeline = None
         self._stop("the run's supervisor is gone")
-        self._loop.call_later(self._job.timeouts.kill_after_supervisor_lost, partial(self._child.kill, "the run's supervisor is gone"))
+        self._loop.call_later(self._config.timeouts.kill_after_supervisor_lost, partial(self._child.kill, "the run's supervisor is gone"))
 
     def _stop(self, reason: str) -> None:
         """Ask the training process to stop, once."""
@@ -413,24 +414,25 @@ class _Parent:
         if self._stopping:
             return
         self._stopping = True
-        serves = self._job.watched_chief is not None and self._child.pid is not None
-        self._report("stopping", reason=reason + _SERVING[self._job.role] if serves else reason)
+        serves = self._config.watched_chief is not None and self._child.pid is not None
+        self._report("stopping", reason=reason + _SERVING[self._config.role] if serves else reason)
         if self._child.pid is None:  # between two attempts
             if self._backoff is not None:
                 self._backoff.cancel()
             self._exit(ExitCode.STOPPED)
             return
-        if self._job.watched_chief is not None:
-            self._terminate_after_chief(self._job.watched_chief)
+        if self._config.watched_chief is not None:
+            self._terminate_after_chief(self._config.watched_chief)
             return
         self._child.terminate()
-        if self._peers_missing and self._job.runs_built_in_trainer:  # training has not begun; TensorFlow may wait without handling signals
-            self._loop.call_later(self._job.timeouts.kill_after, self._kill_unless_training)
+        # Training has not begun; TensorFlow may wait without handling signals.
+        if self._peers_missing and self._config.runs_built_in_trainer:
+            self._loop.call_later(self._config.timeouts.kill_after, self._kill_unless_training)
 
     def _terminate_after_chief(self, address: str) -> None:
         """Stop a server once its chief, which saves its state, is gone."""
         self._child.notify_stop()
-        self._loop.call_later(self._job.timeouts.server_stop, self._child.terminate)
+        self._loop.call_later(self._config.timeouts.server_stop, self._child.terminate)
         ReachabilityMonitor(self._loop, self._prober, [address], timeout=_CHIEF_TIMEOUT, on_timeout=lambda _reason: self._child.terminate())
 
     def _kill_unless_training(self) -> None:
@@ -441,13 +443,12 @@ class _Parent:
         """End the task with exit code 75; kill its process if it has not ended `within` seconds."""
         if self._stopping or self._end_cause is not None:
             return
+        self._end_cause = (cause, detail)
         if self._child.pid is None:
             if self._backoff is not None:
                 self._backoff.cancel()
-            self._end_cause = (cause, detail)
             self._fail(ExitCode.PEER_LOST, cause, detail)
             return
-        self._end_cause = (cause, detail)
         self._child.terminate()
         self._loop.call_later(within, lambda: self._child.kill(cause))
 
@@ -460,29 +461,29 @@ class _Parent:
         first = missing[:MAX_LISTED]
         report = partial(self._report, "waiting", missing=first, more=len(missing) - len(first), seconds=round(seconds, 1))
         if missing:
-            report(timeout=self._job.timeouts.start)
+            report(timeout=self._config.timeouts.start)
         else:
             self._stall_detector.ask(lambda activity: report(doing=activity.kind, place=activity.detail))
 
     def _peers_connected(self, seconds: float) -> None:
         self._peers_missing = False
         self._connected_at = time.monotonic()
-        if self._job.watched_workers:
-            within = max(self._job.timeouts.kill_after_while_saving, self._job.timeouts.orphan)
-            self._workers_monitor = self._watch_for("every worker", self._job.watched_workers, "a worker answers again", within)
-        if seconds >= self._job.timeouts.first_report_after:
+        if self._config.watched_workers:
+            within = max(self._config.timeouts.kill_after_while_saving, self._config.timeouts.orphan)
+            self._workers_monitor = self._watch_for("every worker", self._config.watched_workers, "a worker answers again", within)
+        if seconds >= self._config.timeouts.first_report_after:
             self._report("notice", message=f"every peer was reached, the last after {seconds:.1f} s")
-            if not self._job.runs_built_in_trainer:  # a training process of ours reports it itself, once its model is built
+            if not self._config.runs_built_in_trainer:  # a training process of ours reports it itself, once its model is built
                 self._report("ready", seconds=round(seconds, 1))
 
     def _peers_timed_out(self, missing: list[dict[str, str]]) -> None:
-        timeouts = self._job.timeouts
+        timeouts = self._config.timeouts
         named = join_names([f"{peer['task']} ({peer['address']}: {peer['reason']})" for peer in missing], MAX_LISTED)
         self._end_task(f"peers were not there after {timeouts.start:g} s", f"missing: {named}", timeouts.kill_after)
 
     def _watch_for(self, name: str, addresses: tuple[str, ...], answer_notice: str, within: float) -> ReachabilityMonitor:
         """End the task, as `_end_task` does, when no address has accepted a connection for limits.orphan_timeout."""
-        orphan = self._job.timeouts.orphan
+        orphan = self._config.timeouts.orphan
         shown = join_names(addresses, MAX_LISTED)
 
         def report_unreachable(reason: str) -> None:

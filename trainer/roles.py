@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trainer.engine import peer_wait
-from trainer.engine.job import Job
 from trainer.engine.parameter_server import servers
 from trainer.engine.parameter_server.bare_server import server_class
 from trainer.engine.session import PeerLostError, Session
+from trainer.engine.train_config import TrainConfig
 from trainer.events import Reporter
 from trainer.exit_codes import ExitCode
 from trainer.port_holder import PortHolder
@@ -34,10 +34,10 @@ DEVICES = Path("/dev")  # has nvidia0 and so on, one for each GPU of the machine
 
 @dataclass(frozen=True)
 class RoleContext:
-    """The input of every role: the task, the job, the port, held until TensorFlow takes it, and `stop_requested`."""
+    """The input of every role: the task, its configuration, the port, held until TensorFlow takes it, and `stop_requested`."""
 
     task: TaskConfig
-    job: Job
+    config: TrainConfig
     port: PortHolder
     report: Reporter
     stop_requested: Callable[[], bool]
@@ -55,7 +55,7 @@ def import_for(strategy: str, role: str) -> None:
 
 def run(context: RoleContext) -> ExitCode:
     """Do the task's work and return how it ended."""
-    strategy, role = context.job.strategy, context.task.role
+    strategy, role = context.config.strategy, context.task.role
     if is_server(strategy, role):
         return _serve(context)
     if role == "evaluator":
@@ -94,8 +94,8 @@ def _workload(context: RoleContext) -> Workload | Agent:
     from trainer.workloads.loading import load_agent, load_workload
 
     # The user's module may split its data while it is imported: in the same way in each task and after each restart.
-    keras.utils.set_random_seed(context.job.seed)
-    workload = load_agent(context.job.train) or load_workload(context.job.train)
+    keras.utils.set_random_seed(context.config.seed)
+    workload = load_agent(context.config.train) or load_workload(context.config.train)
     if unused := unused_gpus():  # after the user's module, which may say which GPUs are to be used
         context.report("notice", message=unused)
     return workload
@@ -105,12 +105,12 @@ def _workload(context: RoleContext) -> Workload | Agent:
 class TrainingSetup:
     """Devices and tasks that are ready to train.
 
-    `replicas` batches make a step; `make_session` creates the session of a job whose steps are known. `stop_requested` returns whether this task,
+    `replicas` batches make a step; `make_session` creates the session once the number of steps is known. `stop_requested` returns whether this task,
     or a ps that it needs, was asked to stop; `server_watch` watches its ps.
     """
 
     replicas: int
-    make_session: Callable[[Job], Session]
+    make_session: Callable[[TrainConfig], Session]
     stop_requested: Callable[[], bool]
     server_watch: "ServerWatch | None" = None
 
@@ -119,7 +119,7 @@ def _single(context: RoleContext, workload: Workload) -> TrainingSetup:
     from trainer.engine.collectives.all_reduce import AllReduce
     from trainer.engine.replicated import LocalSession
 
-    return TrainingSetup(1, lambda job: LocalSession(workload, job, AllReduce()), context.stop_requested)
+    return TrainingSetup(1, lambda config: LocalSession(workload, config, AllReduce()), context.stop_requested)
 
 
 @contextmanager
@@ -140,17 +140,17 @@ def _multi_worker(context: RoleContext, workload: Workload) -> TrainingSetup:
     addresses = context.task.tasks()
     names = list(addresses)
     with _signals_restored(), restricted_to_loopback(context.task.address):
-        all_reduce = AllReduce(len(names), names.index(context.task.name), context.job.train.gradients.wire)
+        all_reduce = AllReduce(len(names), names.index(context.task.name), context.config.train.gradients.wire)
     if message := all_reduce.connect(names, list(addresses.values())):
         context.report("notice", message=message)
-    return TrainingSetup(all_reduce.size, lambda job: LocalSession(workload, job, all_reduce), context.stop_requested)
+    return TrainingSetup(all_reduce.size, lambda config: LocalSession(workload, config, all_reduce), context.stop_requested)
 
 
 def _mirrored(context: RoleContext, workload: Workload) -> TrainingSetup:
     from trainer.engine.mirrored import MirroredSession, devices
 
-    names = devices(context.job.local_replicas)
-    return TrainingSetup(len(names), lambda job: MirroredSession(workload, job, names), context.stop_requested)
+    names = devices(context.config.local_replicas)
+    return TrainingSetup(len(names), lambda config: MirroredSession(workload, config, names), context.stop_requested)
 
 
 def _parameter_server(context: RoleContext, workload: Workload) -> TrainingSetup:
@@ -158,14 +158,14 @@ def _parameter_server(context: RoleContext, workload: Workload) -> TrainingSetup
     from trainer.engine.parameter_server.synchronous import SynchronousSession
 
     connection, stop_requested = _connected(context)
-    sync = context.job.train.sync
+    sync = context.config.train.sync
     if sync is None:
         return TrainingSetup(
-            1, lambda job: AsynchronousSession(workload, job, connection, stop_requested), stop_requested, connection.watch
+            1, lambda config: AsynchronousSession(workload, config, connection, stop_requested), stop_requested, connection.watch
         )
     needed = sync.replicas_to_aggregate
     return TrainingSetup(
-        needed, lambda job: SynchronousSession(workload, job, connection, stop_requested), stop_requested, connection.watch
+        needed, lambda config: SynchronousSession(workload, config, connection, stop_requested), stop_requested, connection.watch
     )
 
 
@@ -175,21 +175,21 @@ def _connected(context: RoleContext) -> "tuple[Connection, Callable[[], bool]]":
     from trainer.engine.parameter_server.worker_pool import connect
 
     connection = connect(context.task)
-    server_watch = watch(context.task.peers(), context.job.scratch_dir, context.report)
+    server_watch = watch(context.task.peers(), context.config.scratch_dir, context.report)
     return replace(connection, watch=server_watch), lambda: context.stop_requested() or bool(server_watch.leaving)
 
 
 def _single_agent(context: RoleContext, agent: Agent) -> TrainingSetup:
     from trainer.engine.agents import LocalAgentSession
 
-    return TrainingSetup(1, lambda job: LocalAgentSession(agent, job, context.stop_requested), context.stop_requested)
+    return TrainingSetup(1, lambda config: LocalAgentSession(agent, config, context.stop_requested), context.stop_requested)
 
 
 def _server_agent(context: RoleContext, agent: Agent) -> TrainingSetup:
     from trainer.engine.server_agents import ServerAgentSession
 
     connection, stop_requested = _connected(context)
-    return TrainingSetup(1, lambda job: ServerAgentSession(agent, job, connection, stop_requested), stop_requested, connection.watch)
+    return TrainingSetup(1, lambda config: ServerAgentSession(agent, config, connection, stop_requested), stop_requested, connection.watch)
 
 
 _SESSIONS: dict[str, Callable[[RoleContext, Workload], TrainingSetup]] = {
@@ -210,25 +210,25 @@ def _train(context: RoleContext) -> ExitCode:
     context.report.heartbeat("starting")
     # All sessions but one configure TensorFlow's devices, so they are prepared before anything that starts it up.
     workload = _workload(context)
-    if not STRATEGIES[context.job.strategy].single_replica:
+    if not STRATEGIES[context.config.strategy].single_replica:
         _check_not_started(context)
-    strategy = context.job.strategy
-    if not peer_wait.wait(context.task, strategy, context.port, context.stop_requested, context.job.start_timeout):
+    strategy = context.config.strategy
+    if not peer_wait.wait(context.task, strategy, context.port, context.stop_requested, context.config.start_timeout):
         return ExitCode.STOPPED
     setup = _AGENT_SESSIONS[strategy](context, workload) if isinstance(workload, Agent) else _SESSIONS[strategy](context, workload)
-    job = epochs.with_steps(context.job, workload, setup.replicas)  # not before: looking at a user's data may initialize TensorFlow
+    config = epochs.with_steps(context.config, workload, setup.replicas)  # not before: looking at a user's data may initialize TensorFlow
     with explain_errors(workload):
-        session = setup.make_session(job)
+        session = setup.make_session(config)
         _sessions.append(session)
         context.report("ready", seconds=time.time() - context.began)
         outcome = loop.run(
-            session, workload, job, context.report, setup.stop_requested, context.stop_requested if setup.server_watch else None
+            session, workload, config, context.report, setup.stop_requested, context.stop_requested if setup.server_watch else None
         )
     if setup.server_watch is not None:
         setup.server_watch.stop()
     if not outcome.finished:
         if setup.server_watch is not None:
-            servers.notify_saved(tuple(setup.server_watch.leaving), context.job.scratch_dir)
+            servers.notify_saved(tuple(setup.server_watch.leaving), context.config.scratch_dir)
         if STRATEGIES[strategy].all_reduces:
             # Every task waits until the chief has saved; a peer that is lost now does no harm.
             with suppress(PeerLostError):
@@ -257,9 +257,9 @@ def _run_program(context: RoleContext) -> ExitCode:
     from trainer.engine.manual import program
     from trainer.programs.program_loading import load_program
 
-    loaded = load_program(context.job.train)
+    loaded = load_program(context.config.train)
     _check_not_started(context)
-    outcome = program.run(loaded, context.task, context.job, context.port, context.report, context.stop_requested, context.began)
+    outcome = program.run(loaded, context.task, context.config, context.port, context.report, context.stop_requested, context.began)
     _stop_servers(context)
     _report_done(context, outcome.step, outcome.metrics)
     return ExitCode.DONE
@@ -267,7 +267,7 @@ def _run_program(context: RoleContext) -> ExitCode:
 
 def _stop_servers(context: RoleContext) -> None:
     """Inform every server that the run is done."""
-    for name in servers.stop_all(context.task, context.job.scratch_dir):
+    for name in servers.stop_all(context.task, context.config.scratch_dir):
         context.report("notice", message=f"{name} could not be reached at the end of the run; it ends by its orphan timeout")
 
 
@@ -279,14 +279,14 @@ def _check_not_started(context: RoleContext) -> None:
 
     if tensorflow_context()._context_handle is not None:  # noqa: SLF001 - TensorFlow has no public way to ask
         raise WorkloadError(
-            f"train.workload {context.job.train.workload} creates tensors, variables or a model while it is imported or its class is constructed, "
-            f"which strategy {context.job.strategy} does not allow: it has to set up TensorFlow's devices first. "
+            f"train.workload {context.config.train.workload} creates tensors, variables or a model while it is imported or its class is constructed, "
+            f"which strategy {context.config.strategy} does not allow: it has to set up TensorFlow's devices first. "
             "Create them in a function (def model(): ...) or in the workload's methods; NumPy arrays may stay."
         )
 
 
 def _serve(context: RoleContext) -> ExitCode:
-    finished = servers.serve(context.task, context.job.scratch_dir, context.stop_requested)
+    finished = servers.serve(context.task, context.config.scratch_dir, context.stop_requested)
     if not finished:
         return ExitCode.STOPPED
     _report_done(context, None, {})
@@ -298,7 +298,7 @@ def _evaluate(context: RoleContext) -> ExitCode:
 
     workload = _workload(context)
     with explain_errors(workload):
-        last = evaluator.evaluate_checkpoints(workload, context.job, context.report, context.stop_requested)
+        last = evaluator.evaluate_checkpoints(workload, context.config, context.report, context.stop_requested)
     if last is None:
         return ExitCode.STOPPED
     _report_done(context, *last)

@@ -20,7 +20,7 @@ from trainer.stack_reading import Activity, no_progress_message, read_activity
 from trainer.tf_config import split_address
 
 if TYPE_CHECKING:
-    from trainer.parent_job import ParentJob
+    from trainer.parent_config import ParentConfig
     from trainer.peers import ConnectionProber
     from trainer.stacks import ProcessStacks, Stacks
 
@@ -47,16 +47,16 @@ class StallDetector:
 
     def __init__(
         self,
-        job: ParentJob,
+        config: ParentConfig,
         report: Callable[..., None],
         loop: EventLoop,
         stacks: Stacks,
         prober: ConnectionProber,
         end: Callable[[str], None],
     ) -> None:
-        self._job, self._report, self._loop, self._stacks, self._prober, self._end = job, report, loop, stacks, prober, end
-        self._limit = job.stalls.timeout
-        self._by_output = not job.runs_built_in_trainer
+        self._config, self._report, self._loop, self._stacks, self._prober, self._end = config, report, loop, stacks, prober, end
+        self._limit = config.stalls.timeout
+        self._by_output = not config.runs_built_in_trainer
         self._pid: int | None = None
         self._timer: Timer | None = None
         self._phase, self._step = "", None  # type: str, int | None
@@ -175,7 +175,7 @@ class StallDetector:
     def _investigate(self) -> None:
         """Probe the peers; if all answer, ask the process for its stacks."""
         self._investigating = True
-        last, unanswered = self._last_progress, set(self._job.required_peers)
+        last, unanswered = self._last_progress, set(self._config.required_peers)
 
         def answered(name: str, problem: str | None) -> None:
             unanswered.discard(name)
@@ -184,14 +184,14 @@ class StallDetector:
             elif not unanswered and self._investigating:
                 self._stacks.ask(lambda stacks: self._on_stacks(stacks, last))
 
-        for name, address in self._job.required_peers.items():
+        for name, address in self._config.required_peers.items():
             self._prober.ask(address, partial(answered, name))
-        if not self._job.required_peers:
+        if not self._config.required_peers:
             self._stacks.ask(lambda stacks: self._on_stacks(stacks, last))
 
     def _on_stacks(self, stacks: list[ProcessStacks], last: float) -> None:
         activity = self._activity_of(stacks)
-        if activity.kind == "peers" and self._job.watched_workers:
+        if activity.kind == "peers" and self._config.watched_workers:
             threading.Thread(target=self._probe_servers, args=(last,), name="stall", daemon=True).start()
         else:
             self._judge(activity, last)
@@ -201,7 +201,7 @@ class StallDetector:
         return next((read_activity(process.stacks) for process in ordered if process.stacks), Activity("silent" if stacks else "unknown"))
 
     def _probe_servers(self, last: float) -> None:
-        unresponsive = [name for name, address in self._job.required_peers.items() if not _responds(address)]
+        unresponsive = [name for name, address in self._config.required_peers.items() if not _responds(address)]
         activity = Activity("servers", ", ".join(unresponsive)) if unresponsive else Activity("peers")
         self._loop.call_from_thread(partial(self._judge, activity, last))
 
@@ -216,8 +216,8 @@ class StallDetector:
         if not self._stalled or (lasts and not self._reported_again):
             self._stalled, self._reported_again = True, lasts
             self._emit("stalled", seconds, step=self._step, doing=activity.kind, place=activity.detail)
-            waits = activity.kind in _WAITS and not (lasts and self._job.watched_workers)
-            if self._job.stalls.on_stall != "tell" and not waits:
+            waits = activity.kind in _WAITS and not (lasts and self._config.watched_workers)
+            if self._config.stalls.on_stall != "tell" and not waits:
                 self._end(no_progress_message(seconds, activity))
 
     def _emit(self, kind: str, seconds: float, **fields: Any) -> None:

@@ -110,15 +110,15 @@ def _import_and_run(
 
 def _run(task: TaskConfig, settings: TrainerSettings, port: PortHolder, report: Reporter, stop: StopFlag, began: float) -> ExitCode:
     from trainer import roles
-    from trainer.engine.job import job
     from trainer.engine.session import DivergedError, PeerLostError, SaveError, StopError
+    from trainer.engine.train_config import train_config
     from trainer.workloads.errors import WorkloadError
 
     module, colon, _ = settings.train.workload.partition(":") if settings.train else ("", "", "")
     users = module if colon else ""  # the module of a workload of the user's own
     own = os.getpid()
     try:
-        return roles.run(roles.RoleContext(task, job(settings), port, report, stop, began))
+        return roles.run(roles.RoleContext(task, train_config(settings), port, report, stop, began))
     except PeerLostError as error:
         _show_error(str(error), "" if report.start_step is None else str(report.start_step))
         return ExitCode.PEER_LOST

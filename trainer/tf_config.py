@@ -203,7 +203,7 @@ def _cluster(value: Any, problems: list[str]) -> dict[str, tuple[str, ...]]:
 
 
 def _addresses(path: str, listed: Any, problems: list[str]) -> tuple[str, ...]:
-    """Return a job's addresses. One that is not a string is reported, and becomes an empty string, so that indexes hold."""
+    """Return the addresses of one role. One that is not a string is reported, and becomes an empty string, so that indexes hold."""
     if isinstance(listed, dict):  # TensorFlow takes {index: address} too
         expected = [str(index) for index in range(len(listed))]
         if sorted(listed) != sorted(expected):

@@ -22,8 +22,8 @@ from typing import Any
 
 from trainer.engine import evaluations, peer_wait, run_state
 from trainer.engine.cadence import REPORT_INTERVAL, Interval
-from trainer.engine.job import Job
 from trainer.engine.session import PeerLostError
+from trainer.engine.train_config import TrainConfig
 from trainer.exit_codes import ExitCode
 from trainer.roles import RoleContext
 from trainer.socket_filter import listen
@@ -56,15 +56,15 @@ def import_for(_strategy: str, _role: str) -> None:
 
 def run(context: RoleContext) -> ExitCode:
     """Do the task's work and return how it ended."""
-    task, job = context.task, context.job
+    task, config = context.task, context.config
     assert "tensorflow" not in sys.modules, "a task imports TensorFlow before its engine does: tasks of this engine must start at once"
-    if wrong := job.train.params.get("wrong"):
+    if wrong := config.train.params.get("wrong"):
         raise WorkloadError(str(wrong))
     if task.role == "evaluator":
         return _evaluate(context)
-    if job.strategy in SERVER_STRATEGIES and not task.is_chief:
+    if config.strategy in SERVER_STRATEGIES and not task.is_chief:
         return _serve(context)
-    if not peer_wait.wait(task, job.strategy, context.port, context.stop_requested, job.start_timeout):
+    if not peer_wait.wait(task, config.strategy, context.port, context.stop_requested, config.start_timeout):
         return ExitCode.STOPPED
     return _lead(context) if task.is_chief else _follow(context)
 
@@ -163,24 +163,24 @@ def _serve(context: RoleContext) -> ExitCode:
 
 
 def _evaluate(context: RoleContext) -> ExitCode:
-    job, evaluated = context.job, 0
+    config, evaluated = context.config, 0
     changed_at, updated = time.monotonic(), None
     while not context.stop_requested():
-        facts = run_state.read(job.run_dir)
-        succeeded = (facts.get("steps"), facts.get("spec_digest"), facts.get("state")) == (job.steps, job.spec_digest, "succeeded")
-        steps = _saved_steps(job)
+        facts = run_state.read(config.run_dir)
+        succeeded = (facts.get("steps"), facts.get("spec_digest"), facts.get("state")) == (config.steps, config.spec_digest, "succeeded")
+        steps = _saved_steps(config)
         if steps and steps[-1] != evaluated:
             evaluated = steps[-1]
             metrics = {"loss": 1 / (1 + evaluated), "accuracy": 1.0}
-            evaluations.append(job.run_dir, evaluated, metrics)
+            evaluations.append(config.run_dir, evaluated, metrics)
             context.report("evaluated", step=evaluated, metrics=metrics, seconds=0.0)
         elif succeeded and evaluated >= facts.get("step", 0):
             context.report("done", step=evaluated, seconds=time.time() - context.began, metrics={})
             return ExitCode.DONE
         if facts.get("updated") != updated:
             changed_at, updated = time.monotonic(), facts.get("updated")
-        elif time.monotonic() - changed_at > job.orphan_timeout:
-            raise PeerLostError(f"the chief has written nothing to {job.run_dir / 'run.json'} for {job.orphan_timeout:.0f} s")
+        elif time.monotonic() - changed_at > config.orphan_timeout:
+            raise PeerLostError(f"the chief has written nothing to {config.run_dir / 'run.json'} for {config.orphan_timeout:.0f} s")
         time.sleep(0.2)
     return ExitCode.STOPPED
 
@@ -189,15 +189,15 @@ def _follow(context: RoleContext) -> ExitCode:
     """Follow the steps of the leader of multi_worker_mirrored, and report a stop to it."""
     task = context.task
     _Listener(task.address, lambda _connection, _line: "here")
-    leader = _Peer(task.chief_name, task.tasks()[task.chief_name], _silence_limit(context.job))
+    leader = _Peer(task.chief_name, task.tasks()[task.chief_name], _silence_limit(context.config))
     context.report("ready", seconds=time.time() - context.began)
-    due, began, first = Interval(context.job.report_every, None if context.job.report_every else REPORT_INTERVAL), time.monotonic(), 0
+    due, began, first = Interval(context.config.report_every, None if context.config.report_every else REPORT_INTERVAL), time.monotonic(), 0
     while True:
         answer = leader.ask("stop" if context.stop_requested() else "step")
         if answer == "stop":
             return ExitCode.STOPPED
         if answer == "done":
-            context.report("done", step=context.job.steps, seconds=time.time() - context.began, metrics={})
+            context.report("done", step=context.config.steps, seconds=time.time() - context.began, metrics={})
             return ExitCode.DONE
         step = int(answer)
         first = first or step
@@ -268,25 +268,25 @@ class _Chief:
     """Does the chief's work between steps: reports, saves and writes run.json."""
 
     def __init__(self, context: RoleContext) -> None:
-        self._context, self.job = context, context.job
-        facts = {"name": self.job.run, "strategy": self.job.strategy, "workload": self.job.train.workload}
-        self._facts = {**facts, "steps": self.job.steps, "spec_digest": self.job.spec_digest, "started": time.time()}
-        self.step = (_saved_steps(self.job) or [0])[-1]
+        self._context, self.config = context, context.config
+        facts = {"name": self.config.run, "strategy": self.config.strategy, "workload": self.config.train.workload}
+        self._facts = {**facts, "steps": self.config.steps, "spec_digest": self.config.spec_digest, "started": time.time()}
+        self.step = (_saved_steps(self.config) or [0])[-1]
         self._first, self._began = self.step, time.monotonic()
         if self.step:
-            context.report("restored", step=self.step, path=str(_checkpoint_path(self.job, self.step)))
+            context.report("restored", step=self.step, path=str(_checkpoint_path(self.config, self.step)))
         context.report.start_step = self.step
         self._saved_step = self.step or None
-        checkpoint = self.job.checkpoint
+        checkpoint = self.config.checkpoint
         self._save_due = Interval(checkpoint.every_steps or 0, checkpoint.every_seconds)
-        self._report_due = Interval(self.job.report_every, None if self.job.report_every else REPORT_INTERVAL)
+        self._report_due = Interval(self.config.report_every, None if self.config.report_every else REPORT_INTERVAL)
         for due in (self._save_due, self._report_due):
             due.start(self.step)
         self._write_state("running")
 
     def after_step(self, workers: list[_Worker]) -> None:
         """Do what is due after a step."""
-        if self._report_due(self.step) or self.step >= self.job.steps or self.step == self._first + 1:
+        if self._report_due(self.step) or self.step >= self.config.steps or self.step == self._first + 1:
             _progress(self._context, self.step, (time.monotonic() - self._began) / max(1, self.step - self._first))
             for worker in workers:
                 if worker.steps > worker.reported_steps:
@@ -299,14 +299,16 @@ class _Chief:
         """Write a checkpoint of the step, unless there is one."""
         if self._saved_step == self.step:
             return
-        path = _checkpoint_path(self.job, self.step)
+        path = _checkpoint_path(self.config, self.step)
         run_state.write_atomically(path.with_name(f"{path.name}.data-00000-of-00001"), json.dumps({"step": self.step}))
         run_state.write_atomically(path.with_name(f"{path.name}.index"), "")
-        for old in _saved_steps(self.job)[: -self.job.checkpoint.keep]:
+        for old in _saved_steps(self.config)[: -self.config.checkpoint.keep]:
             for file in path.parent.glob(f"ckpt-{old}.*"):
                 file.unlink(missing_ok=True)
         lines = [f"model_checkpoint_path: {json.dumps(path.name)}"]
-        lines += [f"all_model_checkpoint_paths: {json.dumps(_checkpoint_path(self.job, step).name)}" for step in _saved_steps(self.job)]
+        lines += [
+            f"all_model_checkpoint_paths: {json.dumps(_checkpoint_path(self.config, step).name)}" for step in _saved_steps(self.config)
+        ]
         run_state.write_atomically(path.with_name("checkpoint"), "\n".join(lines) + "\n")
         self._saved_step = self.step
         self._write_state("running", checkpoint=str(path))
@@ -317,8 +319,8 @@ class _Chief:
         self.save()
         metrics = {"loss": 1 / (1 + self.step), "accuracy": 1.0} if finished else {}
         if finished:
-            if not self.job.has_evaluator:
-                evaluations.append(self.job.run_dir, self.step, metrics)
+            if not self.config.has_evaluator:
+                evaluations.append(self.config.run_dir, self.step, metrics)
             self._context.report("evaluated", step=self.step, metrics=metrics, seconds=0.0)
         self._write_state("succeeded" if finished else "stopped", metrics=metrics)
         return ExitCode.DONE if finished else ExitCode.STOPPED
@@ -329,16 +331,16 @@ class _Chief:
 
     def _write_state(self, state: run_state.RunState, **facts: Any) -> None:
         self._facts |= {**facts, "state": state, "step": self.step, "updated": time.time()}
-        run_state.write_atomically(self.job.run_dir / "run.json", json.dumps(self._facts))
+        run_state.write_atomically(self.config.run_dir / "run.json", json.dumps(self._facts))
 
 
 def _lead(context: RoleContext) -> ExitCode:
-    task, job = context.task, context.job
-    seconds = float(job.train.params.get("step_seconds", 0.05))
-    silence_limit = _silence_limit(job)
-    barrier = _Barrier(len(task.tasks()) - 1 if job.strategy == "multi_worker_mirrored" else 0, silence_limit)
+    task, config = context.task, context.config
+    seconds = float(config.train.params.get("step_seconds", 0.05))
+    silence_limit = _silence_limit(config)
+    barrier = _Barrier(len(task.tasks()) - 1 if config.strategy == "multi_worker_mirrored" else 0, silence_limit)
     _Listener(task.address, lambda connection, line: barrier.arrive(connection, line) if line in {"step", "stop"} else "here")
-    has_servers = job.strategy in SERVER_STRATEGIES
+    has_servers = config.strategy in SERVER_STRATEGIES
     servers = [_Peer(name, address, silence_limit) for name, address in task.peers().items() if has_servers and name.startswith("ps-")]
     peers = task.peers().items()
     workers = [_Worker(name, address, seconds, silence_limit) for name, address in peers if has_servers and name.startswith("worker-")]
@@ -346,7 +348,7 @@ def _lead(context: RoleContext) -> ExitCode:
         worker.start()
     context.report("ready", seconds=time.time() - context.began)
     chief = _Chief(context)
-    while chief.step < job.steps:
+    while chief.step < config.steps:
         stopping = barrier.gather(context.stop_requested) or context.stop_requested()
         for server in servers:
             server.ask("ask")
@@ -357,7 +359,7 @@ def _lead(context: RoleContext) -> ExitCode:
             return code
         time.sleep(seconds)
         chief.step += 1
-        barrier.release(str(chief.step) if chief.step < job.steps else "done")
+        barrier.release(str(chief.step) if chief.step < config.steps else "done")
         chief.after_step(workers)
     code = chief.finish(finished=True)
     if has_servers:
@@ -369,19 +371,19 @@ def _lead(context: RoleContext) -> ExitCode:
     return code
 
 
-def _silence_limit(job: Job) -> float:
-    return float(job.train.params.get("silent_seconds", _SILENCE_LIMIT))
+def _silence_limit(config: TrainConfig) -> float:
+    return float(config.train.params.get("silent_seconds", _SILENCE_LIMIT))
 
 
 def _progress(context: RoleContext, step: int, seconds: float, **fields: Any) -> None:
-    job = context.job
-    facts: dict[str, Any] = {"steps": job.steps, "loss": 1 / (1 + step), "metrics": {"accuracy": 1 - 1 / (1 + step)}}
+    config = context.config
+    facts: dict[str, Any] = {"steps": config.steps, "loss": 1 / (1 + step), "metrics": {"accuracy": 1 - 1 / (1 + step)}}
     context.report("progress", step=step, **facts, examples_per_second=1 / seconds, seconds_per_step=seconds, **fields)
 
 
-def _checkpoint_path(job: Job, step: int) -> Path:
-    return job.run_dir / "checkpoints" / f"ckpt-{step}"
+def _checkpoint_path(config: TrainConfig, step: int) -> Path:
+    return config.run_dir / "checkpoints" / f"ckpt-{step}"
 
 
-def _saved_steps(job: Job) -> list[int]:
-    return sorted(int(file.stem.removeprefix("ckpt-")) for file in (job.run_dir / "checkpoints").glob("ckpt-*.index"))
+def _saved_steps(config: TrainConfig) -> list[int]:
+    return sorted(int(file.stem.removeprefix("ckpt-")) for file in (config.run_dir / "checkpoints").glob("ckpt-*.index"))

@@ -25,7 +25,7 @@ DEADLINE = 60.0  # seconds for each wait
 
 @pytest.fixture(autouse=True)
 def float32_afterwards() -> Iterator[None]:
-    """Reset Keras's precision, which a job may change for the whole process."""
+    """Reset Keras's precision, which a run may change for the whole process."""
     yield
     if keras := sys.modules.get("keras"):
         keras.config.set_dtype_policy("float32")
@@ -114,9 +114,11 @@ class Trainers:
         """Start the trainer command; `preload` forks it and its training process, see tests/forked.py."""
         return self.start([sys.executable, "-m", "trainer", *arguments], env, pass_fds, preload)
 
-    def start_parent(self, *command: str, env: dict[str, str] | None = None, pass_fds: tuple[int, ...] = (), **job: Any) -> TrainerProcess:
+    def start_parent(
+        self, *command: str, env: dict[str, str] | None = None, pass_fds: tuple[int, ...] = (), **config: Any
+    ) -> TrainerProcess:
         """Start trainer.parent with a command in the training process's place."""
-        return self.start([sys.executable, str(DRIVER), json.dumps({"command": command, **job})], env, pass_fds)
+        return self.start([sys.executable, str(DRIVER), json.dumps({"command": command, **config})], env, pass_fds)
 
 
 @pytest.fixture

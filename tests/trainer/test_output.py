@@ -58,9 +58,9 @@ def supervised() -> Iterator[Start]:
     """Start programs under the parent, with their output in bytes."""
     started: list[subprocess.Popen[bytes]] = []
 
-    def start(*command: str, stdout: int | IO[bytes] = subprocess.PIPE, stderr: int | IO[bytes] = subprocess.STDOUT, **job: Any) -> Any:
+    def start(*command: str, stdout: int | IO[bytes] = subprocess.PIPE, stderr: int | IO[bytes] = subprocess.STDOUT, **config: Any) -> Any:
         env = {**os.environ, "TRAINER_EVENTS": "json", "PYTHONPATH": str(REPOSITORY)}
-        argv = [sys.executable, str(DRIVER), json.dumps({"command": command, "runs_built_in_trainer": False, **job})]
+        argv = [sys.executable, str(DRIVER), json.dumps({"command": command, "runs_built_in_trainer": False, **config})]
         started.append(subprocess.Popen(argv, cwd=REPOSITORY, env=env, stdout=stdout, stderr=stderr))
         return started[-1]
 

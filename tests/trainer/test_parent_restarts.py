@@ -59,8 +59,8 @@ def test_a_program_without_a_traceback_is_retried_up_to_the_limit(trainers: Any)
 
 
 def test_an_attempt_whose_process_cannot_be_started_is_followed_by_another(trainers: Any) -> None:
-    job = {"command": shell(DONE), "policy": {"max_restarts": 1}}
-    run = trainers.start([sys.executable, "-c", REFUSED_ONCE, json.dumps(job)], {"DRIVER": str(DRIVER)})
+    config = {"command": shell(DONE), "policy": {"max_restarts": 1}}
+    run = trainers.start([sys.executable, "-c", REFUSED_ONCE, json.dumps(config)], {"DRIVER": str(DRIVER)})
     assert run.code() == 0
     assert run.event("restarting")["detail"].startswith("its process could not be started: Resource temporarily unavailable; raise ")
     assert [event["attempt"] for event in run.events("started")] == [2]

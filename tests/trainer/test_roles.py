@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.trainer.engine.small import small_job
+from tests.trainer.engine.small import small_config
 from trainer import roles
 
 DRAWING = """
@@ -57,7 +57,7 @@ def test_random_numbers_drawn_at_import_follow_the_seed(tmp_path: Path, monkeypa
         np.random.seed(before)  # noqa: NPY002 - the state that users' modules draw from
         random.seed(before)
         sys.modules.pop("drawing", None)
-        context: Any = SimpleNamespace(job=small_job(seed, workload="drawing:Drawing"), report=lambda *_, **__: None)
+        context: Any = SimpleNamespace(config=small_config(seed, workload="drawing:Drawing"), report=lambda *_, **__: None)
         roles._workload(context)
         return sys.modules.pop("drawing").DRAWN
 

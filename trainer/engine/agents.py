@@ -13,8 +13,8 @@ import numpy as np
 import tensorflow as tf
 
 from trainer.engine import model_ops
-from trainer.engine.job import Job
 from trainer.engine.session import CallProgress, NotFinite, Session, WorkerProgress
+from trainer.engine.train_config import TrainConfig
 from trainer.workloads.protocol import Agent
 
 Numbers = np.ndarray[Any, np.dtype[np.float32]]
@@ -52,14 +52,14 @@ class Player:
 class AgentSession(Session):
     """The chief's part: it learns from the moves that were played; see Session. `stop_requested` returns whether this task was asked to stop."""
 
-    def __init__(self, agent: Agent, job: Job, stop_requested: Callable[[], bool]) -> None:
-        self._agent, self._last_step, self._stop_requested = agent, job.steps, stop_requested
-        built = model_ops.build(agent, job)
+    def __init__(self, agent: Agent, config: TrainConfig, stop_requested: Callable[[], bool]) -> None:
+        self._agent, self._last_step, self._stop_requested = agent, config.steps, stop_requested
+        built = model_ops.build(agent, config)
         self.model: keras.Model = built.model
         self.optimizer: keras.optimizers.Optimizer = built.optimizer
         self._loss: float | None = None  # of the last updates
         self._window: deque[tuple[int, Numbers]] = deque()  # steps and sums of what was played last
-        self._learn = self._make_learn(job.batch_size)
+        self._learn = self._make_learn(config.batch_size)
 
     def begin_at(self, step: int) -> None:
         """See Session.begin_at. A step is a move that was learned from; other moves are no part of the state."""
@@ -142,9 +142,9 @@ class AgentSession(Session):
 class LocalAgentSession(AgentSession):
     """One task plays and learns in turn: strategy single."""
 
-    def __init__(self, agent: Agent, job: Job, stop_requested: Callable[[], bool]) -> None:
-        super().__init__(agent, job, stop_requested)
-        self._deterministic = job.train.deterministic
+    def __init__(self, agent: Agent, config: TrainConfig, stop_requested: Callable[[], bool]) -> None:
+        super().__init__(agent, config, stop_requested)
+        self._deterministic = config.train.deterministic
         self._player: Player | None = None
         self._call = self._make_call()
 

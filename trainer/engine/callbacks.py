@@ -16,9 +16,9 @@ import keras
 from trainer.engine import callback_state, schedules
 from trainer.engine.changes import Snapshot
 from trainer.engine.epochs import EpochLength
-from trainer.engine.job import Job
 from trainer.engine.run_state import write_atomically
 from trainer.engine.session import CallProgress, Session
+from trainer.engine.train_config import TrainConfig
 from trainer.events import Reporter
 from trainer.workloads.errors import WorkloadError
 from trainer.workloads.protocol import Agent, CallingBack, Workload
@@ -42,13 +42,13 @@ _ON_NAN = "`train.on_nan: stop` fails the run before it would be called; with `t
 class Hooks:
     """The points between steps at which callbacks are called. Without callbacks its methods do nothing."""
 
-    def __init__(self, session: Session, workload: Workload | Agent, job: Job, report: Reporter) -> None:
-        self._session, self._job, self._report = session, job, report
+    def __init__(self, session: Session, workload: Workload | Agent, config: TrainConfig, report: Reporter) -> None:
+        self._session, self._config, self._report = session, config, report
         callbacks = workload.callbacks() if isinstance(workload, CallingBack) and not isinstance(workload, Agent) else []
         self._callbacks = self._selected(callbacks)
-        resolve_file_paths(self._callbacks, job.run_dir / "results")
+        resolve_file_paths(self._callbacks, config.run_dir / "results")
         self._tracked = callback_state.TrackedAttributes(self._callbacks)
-        self._epoch_length = _epoch_length(job)
+        self._epoch_length = _epoch_length(config)
         self._epoch = 0
         self._begun: dict[str, Any] = {}  # the epoch that has begun, and the learning rates before and after on_epoch_begin
         self._means = _Means()
@@ -61,7 +61,7 @@ class Hooks:
 
     def _selected(self, callbacks: Sequence[keras.callbacks.Callback]) -> list[keras.callbacks.Callback]:
         reasons = dict(_LEFT_OUT)
-        if self._job.train.on_nan == "stop":
+        if self._config.train.on_nan == "stop":
             reasons[keras.callbacks.TerminateOnNaN] = _ON_NAN
         remaining = []
         for callback in callbacks:
@@ -96,11 +96,11 @@ class Hooks:
 
     def _ended(self) -> list[Any] | None:
         """Return the reason of an early end by a callback, and the values that must be the same after a restart for that end to hold."""
-        return [self.reason, self._job.steps, self._tracked.arguments()] if self.reason else None
+        return [self.reason, self._config.steps, self._tracked.arguments()] if self.reason else None
 
     def begin(self, step: int, evaluate: Evaluate | None) -> bool:
         """Call the hooks before the first step, on every task; return whether training is to end. `evaluate` is the chief's."""
-        if step >= self._job.steps:
+        if step >= self._config.steps:
             return False
         self.present, self.by_batch = self._session.flags_of_chief([self.present, self.by_batch])
         if not self.present:
@@ -108,7 +108,7 @@ class Hooks:
         self._evaluate = evaluate
         self._epoch = self._epoch_length.epoch_at(step)
         ended = self._session.between_steps(lambda: self._begin(step))
-        self._session.hold(self.until(self._job.steps))
+        self._session.hold(self.until(self._config.steps))
         return ended
 
     def _begin(self, step: int) -> bool:
@@ -116,11 +116,11 @@ class Hooks:
         model.optimizer = optimizer  # the one that trains: settings may have replaced the compiled one
         model._delete_tracking("optimizer")  # noqa: SLF001 - see model_ops.build: checkpoints have it beside the model
         model.stop_training = False
-        epochs = self._epoch_length.epoch_at(self._job.steps - 1) + 1
+        epochs = self._epoch_length.epoch_at(self._config.steps - 1) + 1
         for callback in self._callbacks:
             callback.set_model(model)
-            callback.set_params({"verbose": 0, "epochs": self._job.train.epochs or epochs, "steps": self._epoch_length.steps(1)})
-        (self._job.run_dir / "results").mkdir(parents=True, exist_ok=True)  # where callbacks of the user's own write
+            callback.set_params({"verbose": 0, "epochs": self._config.train.epochs or epochs, "steps": self._epoch_length.steps(1)})
+        (self._config.run_dir / "results").mkdir(parents=True, exist_ok=True)  # where callbacks of the user's own write
         make_log_directories(self._callbacks)
         saved = callback_state.extra_values(self._packed) if self._packed else {}
         if self._packed:
@@ -144,13 +144,13 @@ class Hooks:
             return False
         step = progress.step
         self._means.add(progress)
-        reached = step >= self.until(self._job.steps) and (not progress.stop or step >= self._job.steps)
+        reached = step >= self.until(self._config.steps) and (not progress.stop or step >= self._config.steps)
         if not (reached or self.by_batch):
             return False
         ended = self._session.between_steps(lambda: self._after(step, reached=reached), current=reached)
         if reached:
             self._epoch = self._epoch_length.epoch_at(step)
-            self._session.hold(self.until(self._job.steps))
+            self._session.hold(self.until(self._config.steps))
         return ended
 
     def _after(self, step: int, *, reached: bool) -> bool:
@@ -160,12 +160,12 @@ class Hooks:
         following = self._epoch_length.epoch_at(step)
         if reached:
             # An unfinished epoch ends with the last step. If epochs are shorter than a step, several end at once.
-            last = step >= self._job.steps and self._epoch_length.steps(following) < step
+            last = step >= self._config.steps and self._epoch_length.steps(following) < step
             for epoch in range(self._epoch, max(following + last, self._epoch + 1)):
                 self._end(epoch, step)
         elif model.stop_training:
             self._end(self._epoch, step)
-        if model.stop_training or step >= self._job.steps:
+        if model.stop_training or step >= self._config.steps:
             return bool(model.stop_training)
         if reached:
             return self._begin_epoch(following, step)
@@ -196,7 +196,7 @@ class Hooks:
 
     def _end(self, epoch: int, step: int) -> None:
         logs = self._means.logs()
-        if self._evaluate and (self._job.train.evaluate.every_steps != 0 or step >= self._job.steps):
+        if self._evaluate and (self._config.train.evaluate.every_steps != 0 or step >= self._config.steps):
             logs |= {f"val_{name}": value for name, value in self._evaluate(step).items()}
         self._call("on_epoch_end", epoch, logs=logs)
         self._logs = logs
@@ -231,7 +231,7 @@ class Hooks:
             name = f"{type(callback).__name__}.{hook}"
             if before is not None and before.changed():
                 raise WorkloadError(
-                    f"the callback {name} has changed weights of the model, which strategy {self._job.strategy} does not train on: they are on "
+                    f"the callback {name} has changed weights of the model, which strategy {self._config.strategy} does not train on: they are on "
                     "the parameter servers. Change them in on_train_end, or train with single, mirrored or multi_worker_mirrored"
                 )
             if model.stop_training and self.reason is None:
@@ -267,11 +267,11 @@ class _Means:
         self._steps, self._sums = state["steps"], state["sums"]
 
 
-def _epoch_length(job: Job) -> EpochLength:
-    every = job.train.evaluate.every_steps
-    if job.train.epochs is None and every:
+def _epoch_length(config: TrainConfig) -> EpochLength:
+    every = config.train.evaluate.every_steps
+    if config.train.epochs is None and every:
         return EpochLength(every, 1)
-    return job.epoch_length or EpochLength(max(1, job.steps), 1)
+    return config.epoch_length or EpochLength(max(1, config.steps), 1)
 
 
 def _overrides(callback: keras.callbacks.Callback, name: str) -> bool:

@@ -8,8 +8,8 @@ import keras
 import tensorflow as tf
 
 from trainer.engine import data_length
-from trainer.engine.job import Job
 from trainer.engine.session import DivergedError, NotFinite, Session
+from trainer.engine.train_config import TrainConfig
 from trainer.events import Reporter
 
 _REMEDY = "lower the learning rate, clip gradients (train.gradients) or check the data; `train.on_nan: warn` trains on"
@@ -18,10 +18,10 @@ _REMEDY = "lower the learning rate, clip gradients (train.gradients) or check th
 class Divergence:
     """Checks what a session has done, on every task alike, and the weights before they are saved."""
 
-    def __init__(self, session: Session, job: Job, report: Reporter) -> None:
-        self._session, self._job, self._report = session, job, report
-        self._fails = job.train.on_nan == "stop"
-        self._one_batch = job.train.gradients.accumulate == 1
+    def __init__(self, session: Session, config: TrainConfig, report: Reporter) -> None:
+        self._session, self._config, self._report = session, config, report
+        self._fails = config.train.on_nan == "stop"
+        self._one_batch = config.train.gradients.accumulate == 1
         self._reported = False
         # Some are infinite from the start, e.g. a mask, or the best value so far.
         variables = session.model.variables if session.is_chief else []
@@ -38,7 +38,7 @@ class Divergence:
 
     def flush(self) -> None:
         """Have the session finish the steps in progress, and check their losses. Raises DivergedError."""
-        with data_length.translate_end_of_data(self._job):  # others may still compute
+        with data_length.translate_end_of_data(self._config):  # others may still compute
             self.check(self._session.flush())
 
     def may_save(self, step: int) -> bool:

@@ -7,7 +7,7 @@ from trainer.workloads.errors import WorkloadError
 from trainer.workloads.protocol import Agent, Counted, Workload
 
 if TYPE_CHECKING:
-    from trainer.engine.job import Job
+    from trainer.engine.train_config import TrainConfig
 
 
 @dataclass(frozen=True)
@@ -29,24 +29,24 @@ class EpochLength:
         return step * self.per_step // self.examples
 
 
-def with_steps(job: "Job", workload: Workload | Agent, replicas: int) -> "Job":
-    """Return the job with `train.epochs` turned into steps; a step takes a batch from each of `replicas`. `train.steps` stay as they are.
+def with_steps(config: "TrainConfig", workload: Workload | Agent, replicas: int) -> "TrainConfig":
+    """Return the configuration with `train.epochs` turned into steps; a step takes a batch from each of `replicas`. `train.steps` stay as they are.
 
     Raises:
         WorkloadError: it has epochs, and how many examples there are is not known.
     """
-    epochs, epoch_length = job.train.epochs, _epoch_length(job, workload, replicas)
+    epochs, epoch_length = config.train.epochs, _epoch_length(config, workload, replicas)
     if epochs is None:
-        return replace(job, epoch_length=epoch_length)
+        return replace(config, epoch_length=epoch_length)
     if epoch_length is None:
         raise WorkloadError(
-            f"train.epochs is {epochs}, and how many examples {job.train.workload} trains on is not known; expected arrays, a tf.data.Dataset "
+            f"train.epochs is {epochs}, and how many examples {config.train.workload} trains on is not known; expected arrays, a tf.data.Dataset "
             "of known cardinality, or a class with train_examples(). Write train.steps instead, or end a Dataset of single examples with "
             ".apply(tf.data.experimental.assert_cardinality(n))"
         )
-    return replace(job, steps=epoch_length.steps(epochs), epoch_length=epoch_length)
+    return replace(config, steps=epoch_length.steps(epochs), epoch_length=epoch_length)
 
 
-def _epoch_length(job: "Job", workload: Workload | Agent, replicas: int) -> EpochLength | None:
+def _epoch_length(config: "TrainConfig", workload: Workload | Agent, replicas: int) -> EpochLength | None:
     examples = workload.train_examples() if isinstance(workload, Counted) else None
-    return EpochLength(examples, job.examples_per_step * replicas) if examples else None
+    return EpochLength(examples, config.examples_per_step * replicas) if examples else None

@@ -19,9 +19,9 @@ from trainer.engine.checkpoints import list_checkpoints, step_of
 from trainer.engine.embeddings import layers, server_memory
 from trainer.engine.export import BestModel
 from trainer.engine.file_writer import FileWriter
-from trainer.engine.job import Job
 from trainer.engine.session import PeerLostError
 from trainer.engine.tensorboard_logs import Logs
+from trainer.engine.train_config import TrainConfig
 from trainer.events import Reporter
 from trainer.settings import Embeddings
 from trainer.workloads.protocol import Agent, Workload
@@ -38,7 +38,7 @@ _VANISHED = 5  # checkpoints in a row that were deleted before they could be rea
 
 
 def evaluate_checkpoints(
-    workload: Workload | Agent, job: Job, report: Reporter, stop_requested: Callable[[], bool]
+    workload: Workload | Agent, config: TrainConfig, report: Reporter, stop_requested: Callable[[], bool]
 ) -> tuple[int, dict[str, float]] | None:
     """Evaluate checkpoints until the run's last one is done; return the last evaluation's step and metrics, None when stopped.
 
@@ -49,13 +49,13 @@ def evaluate_checkpoints(
         PeerLostError: there is no news from the chief for `orphan_timeout`.
         WorkloadError: `train.export` does not fit the workload.
     """
-    chief, seen = _ChiefState(job), _EvaluatedCheckpoints(job.run_dir)
-    evaluator = _Evaluator(workload, job, report)
+    chief, seen = _ChiefState(config), _EvaluatedCheckpoints(config.run_dir)
+    evaluator = _Evaluator(workload, config, report)
     try:
         while not stop_requested():
             # Read before the checkpoints: a run that has ended by then has saved its last one.
             ended = chief.poll()
-            paths = list_checkpoints(job.run_dir / "checkpoints")
+            paths = list_checkpoints(config.run_dir / "checkpoints")
             path = seen.next_of(paths)
             if path is None:
                 if ended and chief.has_last(paths, report):
@@ -77,8 +77,8 @@ def evaluate_checkpoints(
 class _ChiefState:
     """The state of the chief according to `run.json`, which the chief writes after a call, at most every 10 s."""
 
-    def __init__(self, job: Job) -> None:
-        self._job = job
+    def __init__(self, config: TrainConfig) -> None:
+        self._config = config
         self._last_seen = time.monotonic()
         self._updated: float | None = None
         self._step = 0
@@ -86,18 +86,18 @@ class _ChiefState:
 
     def poll(self) -> bool:
         """Read `run.json`, and return whether training is complete. Raises PeerLostError after `orphan_timeout` without news."""
-        facts = run_state.read(self._job.run_dir)
+        facts = run_state.read(self._config.run_dir)
         self._step = facts.get("step", 0)
         # The end of an earlier run, of fewer steps or of another spec, is no end of this one.
         # Only the chief knows how many steps the epochs have: that depends on its devices.
-        length = ("epochs", self._job.train.epochs) if self._job.train.epochs else ("steps", self._job.steps)
-        is_own = (facts.get(length[0]), facts.get("spec_digest")) == (length[1], self._job.spec_digest)
+        length = ("epochs", self._config.train.epochs) if self._config.train.epochs else ("steps", self._config.steps)
+        is_own = (facts.get(length[0]), facts.get("spec_digest")) == (length[1], self._config.spec_digest)
         ended = is_own and facts.get("state") == "succeeded"
         if facts.get("updated") != self._updated:
             self._last_seen, self._updated = time.monotonic(), facts.get("updated")
-        elif not ended and time.monotonic() - self._last_seen > self._job.orphan_timeout:
-            path = self._job.run_dir / "run.json"
-            raise PeerLostError(f"the chief has written nothing to {path} for {self._job.orphan_timeout:.0f} s; see its log")
+        elif not ended and time.monotonic() - self._last_seen > self._config.orphan_timeout:
+            path = self._config.run_dir / "run.json"
+            raise PeerLostError(f"the chief has written nothing to {path} for {self._config.orphan_timeout:.0f} s; see its log")
         if not ended:
             self._ended_since = None
         elif self._ended_since is None:
@@ -160,24 +160,24 @@ class _EvaluatedCheckpoints:
 class _Evaluator:
     """The model, its evaluations and its exports."""
 
-    def __init__(self, workload: Workload | Agent, job: Job, report: Reporter) -> None:
-        self._run_dir, self._report = job.run_dir, report
-        check = server_memory.evaluator_check(copies(job.export.formats if job.export else [], tempfile.gettempdir()))
+    def __init__(self, workload: Workload | Agent, config: TrainConfig, report: Reporter) -> None:
+        self._run_dir, self._report = config.run_dir, report
+        check = server_memory.evaluator_check(copies(config.export.formats if config.export else [], tempfile.gettempdir()))
         # No check after an earlier evaluation: the memory suffices, though less of it may be free now.
-        fits = bool(evaluations.read(job.run_dir))
-        with nullcontext() if fits else layers.checked(job.train.embeddings or Embeddings(), check):
-            built = model_ops.build(workload, job)
+        fits = bool(evaluations.read(config.run_dir))
+        with nullcontext() if fits else layers.checked(config.train.embeddings or Embeddings(), check):
+            built = model_ops.build(workload, config)
         self._model, self._optimizer = built.model, built.optimizer
-        self._evaluation = model_ops.evaluation(workload, self._model, job.evaluation_batch_size)
+        self._evaluation = model_ops.evaluation(workload, self._model, config.evaluation_batch_size)
         self._step = tf.Variable(0, dtype=tf.int64)
         # With the optimizer only if it has the averages to evaluate: its slots may be twice the size of the model.
         optimizers = {"optimizer": self._optimizer} if moving_averages.are_enabled(self._optimizer) else {}
         self._saved = tf.train.Checkpoint(model=self._model, step=self._step, **optimizers)
         self._files = FileWriter(report)
-        self._logs = Logs(job.run_dir, self._files)
+        self._logs = Logs(config.run_dir, self._files)
         self._best: BestModel | None = None
-        if job.export:
-            self._best = BestModel(job.export, job.run_dir, self._evaluation.names, self._model, report, share=1)
+        if config.export:
+            self._best = BestModel(config.export, config.run_dir, self._evaluation.names, self._model, report, share=1)
         self._began = 0.0
 
     def load(self, path: str) -> Exception | None:

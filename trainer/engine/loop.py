@@ -18,11 +18,11 @@ from trainer.engine.embeddings import exported_tables
 from trainer.engine.embeddings.sharded_tables import Tables
 from trainer.engine.export import BestModel, clear_last, write_last
 from trainer.engine.file_writer import FileWriter
-from trainer.engine.job import Job
 from trainer.engine.run_state import Record, RunState
 from trainer.engine.saving import Saver, Timeouts
 from trainer.engine.session import CallProgress, SaveError, Session, StopError, WorkerProgress
 from trainer.engine.tensorboard_logs import Logs
+from trainer.engine.train_config import TrainConfig
 from trainer.events import Reporter, join_names
 from trainer.workloads.protocol import Agent, StartSummarizing, Summarizing, Workload
 
@@ -48,7 +48,7 @@ class TrainingOutcome:
 def run(
     session: Session,
     workload: Workload | Agent,
-    job: Job,
+    config: TrainConfig,
     report: Reporter,
     stop_requested: Callable[[], bool],
     own_stop_requested: Callable[[], bool] | None = None,
@@ -65,14 +65,14 @@ def run(
         DivergedError: a loss or a weight is not finite, and `train.on_nan` is `stop`.
         SaveError, StopError: see Saver.
     """
-    divergence, hooks = Divergence(session, job, report), Hooks(session, workload, job, report)
+    divergence, hooks = Divergence(session, config, report), Hooks(session, workload, config, report)
     chief = (
-        _Chief(session, workload, job, report, divergence, hooks, stop_requested, own_stop_requested or stop_requested)
+        _Chief(session, workload, config, report, divergence, hooks, stop_requested, own_stop_requested or stop_requested)
         if session.is_chief
         else None
     )
-    with chief or nullcontext(), session.tables.translate_errors(job) if session.tables else nullcontext():
-        outcome = _run(session, job, report, stop_requested, divergence, hooks, chief)
+    with chief or nullcontext(), session.tables.translate_errors(config) if session.tables else nullcontext():
+        outcome = _run(session, config, report, stop_requested, divergence, hooks, chief)
         if chief is None:
             return outcome
         stopping = own_stop_requested() if own_stop_requested else not outcome.finished
@@ -81,7 +81,7 @@ def run(
 
 def _run(
     session: Session,
-    job: Job,
+    config: TrainConfig,
     report: Reporter,
     stop_requested: Callable[[], bool],
     divergence: Divergence,
@@ -89,31 +89,31 @@ def _run(
     chief: "_Chief | None",
 ) -> TrainingOutcome:
     session.begin_at(chief.restore() if chief else 0)
-    if chief and session.step < job.steps and (job.evaluate_every or hooks.present):  # callbacks may evaluate, too
+    if chief and session.step < config.steps and (config.evaluate_every or hooks.present):  # callbacks may evaluate, too
         chief.prepare_evaluation()
     report.start_step = session.step
-    worker_reporter = _WorkerReporter(job, report)
-    every = (job.evaluate_every, job.checkpoint.every_steps, job.summaries_every, job.profile_every, job.report_every)
+    worker_reporter = _WorkerReporter(config, report)
+    every = (config.evaluate_every, config.checkpoint.every_steps, config.summaries_every, config.profile_every, config.report_every)
     # Every task takes the chief's proposal for the next call, so that all run the same number of steps.
-    fixed = job.steps_per_execution or (1 if hooks.by_batch else None)
+    fixed = config.steps_per_execution or (1 if hooks.by_batch else None)
     wanted = proposal = fixed or 1
-    profile_due = Interval(job.profile_every)  # not `step % every`: asynchronous steps may skip that one
+    profile_due = Interval(config.profile_every)  # not `step % every`: asynchronous steps may skip that one
     profile_due.start(session.step)
     report.heartbeat("callbacks", step=session.step)
     stop, finish = False, hooks.begin(session.step, chief.evaluate if chief else None)
     report.heartbeat("training", step=session.step)
     step = session.step  # as reported; the session may be ahead of it after a checkpoint
-    while step < job.steps and not (stop or finish):
+    while step < config.steps and not (stop or finish):
         profiling = profile_due(step)
-        steps = 1 if profiling else cadence.to_boundary(step, wanted, hooks.until(job.steps), *every)
-        with data_length.translate_end_of_data(job), chief.logs.profile() if chief and profiling else nullcontext():
+        steps = 1 if profiling else cadence.to_boundary(step, wanted, hooks.until(config.steps), *every)
+        with data_length.translate_end_of_data(config), chief.logs.profile() if chief and profiling else nullcontext():
             ends_early = chief is not None and bool(chief.early_stop(session.step))
             progress = session.run(steps, stop=stop_requested(), finish=ends_early, next_steps=proposal)
         divergence.check(progress.not_finite)
         step = progress.step
         report.heartbeat("training", step=step, steps=progress.steps)
-        finish = progress.finish and step < job.steps
-        stop = progress.stop and step < job.steps and not finish
+        finish = progress.finish and step < config.steps
+        stop = progress.stop and step < config.steps and not finish
         (chief or worker_reporter).after(progress)
         if hooks.present:
             report.heartbeat("callbacks", step=step)
@@ -134,14 +134,14 @@ class _Chief:
         self,
         session: Session,
         workload: Workload | Agent,
-        job: Job,
+        config: TrainConfig,
         report: Reporter,
         divergence: Divergence,
         hooks: Hooks,
         stop_requested: Callable[[], bool],
         own_stop_requested: Callable[[], bool],
     ) -> None:
-        self._session, self._workload, self._job, self._report = session, workload, job, report
+        self._session, self._workload, self._config, self._report = session, workload, config, report
         self._divergence, self._hooks, self._stop_requested, self._own_stop_requested = (
             divergence,
             hooks,
@@ -149,44 +149,49 @@ class _Chief:
             own_stop_requested,
         )
         self._files = FileWriter(report)
-        self.logs = Logs(job.run_dir, self._files)
+        self.logs = Logs(config.run_dir, self._files)
         tables = session.tables.files() if session.tables else None
-        self._checkpoints = Checkpoints(job.run_dir / "checkpoints", session.model, session.optimizer, job.checkpoint.keep, tables)
+        self._checkpoints = Checkpoints(config.run_dir / "checkpoints", session.model, session.optimizer, config.checkpoint.keep, tables)
         self._record = Record(
-            job.run_dir,
+            config.run_dir,
             self._files.replace,
-            name=job.run,
-            strategy=job.strategy,
-            workload=job.train.workload,
-            steps=job.steps,
-            **({"epochs": job.train.epochs} if job.train.epochs else {}),
-            spec_digest=job.spec_digest,
+            name=config.run,
+            strategy=config.strategy,
+            workload=config.train.workload,
+            steps=config.steps,
+            **({"epochs": config.train.epochs} if config.train.epochs else {}),
+            spec_digest=config.spec_digest,
         )
-        self._timeouts = Timeouts(job.save_timeout, job.grace_period)
+        self._timeouts = Timeouts(config.save_timeout, config.grace_period)
         self.saver = Saver(self._checkpoints, report, self._timeouts, self._note_checkpoint)
-        self.early_stop = EarlyStop(job.train, job.run_dir)
-        if job.train.early_stopping and (measured := model_ops.evaluated_names(workload, session.model)) is not None:
-            check_metric(job.train.early_stopping, measured)
+        self.early_stop = EarlyStop(config.train, config.run_dir)
+        if config.train.early_stopping and (measured := model_ops.evaluated_names(workload, session.model)) is not None:
+            check_metric(config.train.early_stopping, measured)
         self._evaluation: model_ops.ModelEvaluation | None = None
         self._best: BestModel | None = None
         if session.tables:
             report("notice", message=session.tables.described())
         self._sharded_tables = session.tables if isinstance(session.tables, Tables) else None
-        self._export = job.export
-        if self._sharded_tables and job.export and not job.has_evaluator and (message := exported_tables.omitted_formats(job.export)):
+        self._export = config.export
+        if (
+            self._sharded_tables
+            and config.export
+            and not config.has_evaluator
+            and (message := exported_tables.omitted_formats(config.export))
+        ):
             report("notice", message=message)
-        if self._sharded_tables and job.export and "saved_model" not in job.export.formats:
+        if self._sharded_tables and config.export and "saved_model" not in config.export.formats:
             self._export = None
         if self._export:
-            clear_last(job.run_dir)
-        if self._export and not job.has_evaluator:
+            clear_last(config.run_dir)
+        if self._export and not config.has_evaluator:
             names = ("loss", *model_ops.metric_names(workload, session.model)) if self._export.metric else ()
             sharded = self._sharded_tables
-            self._best = BestModel(self._export, job.run_dir, names, session.model, report, share=_EXPORT_SHARE, tables=sharded)
-        self._save_due = Interval(job.checkpoint.every_steps, job.checkpoint.every_seconds)
-        self._evaluate_due = Interval(job.evaluate_every)
-        self._summaries_due = Interval(job.summaries_every)
-        self._report_due = Interval(job.report_every, None if job.report_every else REPORT_INTERVAL)
+            self._best = BestModel(self._export, config.run_dir, names, session.model, report, share=_EXPORT_SHARE, tables=sharded)
+        self._save_due = Interval(config.checkpoint.every_steps, config.checkpoint.every_seconds)
+        self._evaluate_due = Interval(config.evaluate_every)
+        self._summaries_due = Interval(config.summaries_every)
+        self._report_due = Interval(config.report_every, None if config.report_every else REPORT_INTERVAL)
         self._recorded, self._recorded_step = 0.0, 0
         self._reported = False
         self._reported_rate, self._written_rate = Rate(), Rate()
@@ -228,7 +233,7 @@ class _Chief:
         self._update_record("running", step)
         for rate in (self._reported_rate, self._written_rate):
             rate.start()
-        if self._job.summaries_every and isinstance(self._workload, StartSummarizing):
+        if self._config.summaries_every and isinstance(self._workload, StartSummarizing):
             with self.logs.training_writer(0):
                 self._workload.write_start_summaries(self._session.model, self.logs.train_dir)
         return step
@@ -237,7 +242,7 @@ class _Chief:
         """Report, write summaries and evaluate after a call, each when it is due."""
         self.saver.check()
         step = progress.step
-        last = step >= self._job.steps or progress.finish
+        last = step >= self._config.steps or progress.finish
         if not self._reported and (names := self._session.without_gradient):
             self._report(
                 "notice",
@@ -266,7 +271,7 @@ class _Chief:
     def save_when_due(self, progress: CallProgress) -> None:
         """Save after a call and its callbacks, when a save is due."""
         due = self._save_due(progress.step) or self.saver.is_due
-        if due and progress.step < self._job.steps and not progress.finish:
+        if due and progress.step < self._config.steps and not progress.finish:
             self._divergence.flush()
             self._session.fetch()
             if self._saved_step != self._session.step:  # equal if the last save has flushed these steps, too
@@ -276,9 +281,9 @@ class _Chief:
         """Save and evaluate for the last time."""
         began = time.monotonic()
         step = self._session.step
-        early = (self._hooks.reason or self.early_stop(step)) if finished and step < self._job.steps else None
+        early = (self._hooks.reason or self.early_stop(step)) if finished and step < self._config.steps else None
         if early:
-            self._report("notice", message=f"the run ends after step {step} of {self._job.steps}: {early}")
+            self._report("notice", message=f"the run ends after step {step} of {self._config.steps}: {early}")
         self._divergence.flush()
         self._session.fetch()
         if self._hooks.end(finished=finished):  # callbacks have changed the weights after they were saved
@@ -321,7 +326,7 @@ class _Chief:
         evaluated = self._best.is_known if self._best else finished  # by the evaluator, which waits for the last checkpoint
         if self._export and not evaluated and self._divergence.may_save(step):
             with moving_averages.shown(self._session.model, self._session.optimizer):
-                model, run_dir, tables = self._session.model, self._job.run_dir, self._sharded_tables
+                model, run_dir, tables = self._session.model, self._config.run_dir, self._sharded_tables
                 write_last(self._export, run_dir, step, self._metrics, model, self._report, until, finished=finished, tables=tables)
 
     def _report_progress(self, progress: CallProgress) -> None:
@@ -329,7 +334,7 @@ class _Chief:
         self._report(
             "progress",
             step=progress.step,
-            steps=self._job.steps,
+            steps=self._config.steps,
             **_loss_of(progress),
             metrics=progress.metrics,
             examples_per_second=examples_per_second,
@@ -342,7 +347,7 @@ class _Chief:
                 "progress",
                 task=worker.task,
                 step=progress.step,
-                steps=self._job.steps,
+                steps=self._config.steps,
                 local_step=worker.local_step,
                 **_loss_of(worker),
                 metrics=worker.metrics,
@@ -353,13 +358,15 @@ class _Chief:
 
     def _update_record(self, state: RunState, step: int, **facts: Any) -> None:
         self._recorded, self._recorded_step = time.monotonic(), step
-        if self._job.train.max_seconds is not None:
+        if self._config.train.max_seconds is not None:
             facts["trained_seconds"] = self.early_stop.trained_seconds
         self._record.update(state, step, **facts)
 
     def prepare_evaluation(self) -> model_ops.ModelEvaluation:
         """Read the held-out set: before the first step, as random operations of later steps would draw their first numbers again after it."""
-        self._evaluation = model_ops.evaluation(self._workload, self._session.model, self._job.evaluation_batch_size, self._sharded_tables)
+        self._evaluation = model_ops.evaluation(
+            self._workload, self._session.model, self._config.evaluation_batch_size, self._sharded_tables
+        )
         return self._evaluation
 
     def evaluate(self, step: int) -> dict[str, float]:
@@ -374,9 +381,9 @@ class _Chief:
                 self._report.heartbeat("saving", step=step)
                 self._best.offer(step, self._metrics, self._session.model.weights, self._stop_requested)
         self._evaluated_step, self._evaluated = step, Snapshot(self._session.model.weights if self._hooks.present else ())
-        if not self._job.has_evaluator:  # which writes these files itself
+        if not self._config.has_evaluator:  # which writes these files itself
             self.logs.evaluation(self._metrics, step)
-            self._files.call(evaluations.path(self._job.run_dir), partial(evaluations.append, self._job.run_dir, step, self._metrics))
+            self._files.call(evaluations.path(self._config.run_dir), partial(evaluations.append, self._config.run_dir, step, self._metrics))
             self._files.wait(_WRITE_TIMEOUT)
         self._update_record("running", step, metrics=self._metrics)
         self._report("evaluated", step=step, metrics=self._metrics, seconds=time.monotonic() - began)
@@ -414,9 +421,9 @@ def _loss_of(progress: CallProgress | WorkerProgress) -> dict[str, Any]:
 class _WorkerReporter:
     """Reports the progress of a task that is not the chief, in steps that all tasks take together."""
 
-    def __init__(self, job: Job, report: Reporter) -> None:
-        self._job, self._report = job, report
-        self._due = Interval(job.report_every, None if job.report_every else REPORT_INTERVAL)
+    def __init__(self, config: TrainConfig, report: Reporter) -> None:
+        self._config, self._report = config, report
+        self._due = Interval(config.report_every, None if config.report_every else REPORT_INTERVAL)
         self._local_step = 0
 
     def after(self, progress: CallProgress) -> None:
@@ -427,11 +434,11 @@ class _WorkerReporter:
         self._report(
             "progress",
             step=progress.step,
-            steps=self._job.steps,
+            steps=self._config.steps,
             local_step=self._local_step,
             **_loss_of(progress),
             metrics=progress.metrics,
-            examples_per_second=progress.steps * self._job.examples_per_step / progress.seconds,
+            examples_per_second=progress.steps * self._config.examples_per_step / progress.seconds,
             seconds_per_step=progress.seconds / progress.steps,
             **_waits(progress),
         )

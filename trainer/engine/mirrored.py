@@ -8,9 +8,9 @@ import keras
 import tensorflow as tf
 
 from trainer.engine import clock, data_length, global_seed, model_ops
-from trainer.engine.job import Job
 from trainer.engine.replica import Replica, timed_next
 from trainer.engine.session import CallProgress, NotFinite, Session
+from trainer.engine.train_config import TrainConfig
 from trainer.workloads.protocol import Shard, Workload
 from trainer.workloads.unscaled_losses import unscaled_losses
 
@@ -28,19 +28,19 @@ def devices(replicas: int) -> list[str]:
 class MirroredSession(Session):
     """One replica a device; each computes gradients on its own batch, and their mean is applied once."""
 
-    def __init__(self, workload: Workload, job: Job, names: list[str]) -> None:
-        self._workload, self._job = workload, job
+    def __init__(self, workload: Workload, config: TrainConfig, names: list[str]) -> None:
+        self._workload, self._config = workload, config
         # Logical CPUs share one memory: it is enough to copy to the first and to add there.
         cross_device_ops = tf.distribute.HierarchicalCopyAllReduce() if names[0].startswith("CPU") else None
         self._strategy = tf.distribute.MirroredStrategy(names, cross_device_ops=cross_device_ops)
         with self._strategy.scope():
-            built = model_ops.build(workload, job, self.replicas)
+            built = model_ops.build(workload, config, self.replicas)
         self.model: keras.Model = built.model
         self.optimizer: keras.optimizers.Optimizer = built.optimizer
         inner = getattr(built.optimizer, "inner_optimizer", built.optimizer)
         inner._all_reduce_sum_gradients = lambda pairs: pairs  # noqa: SLF001 - they are reduced already
-        self._replica = Replica(workload, self.model, self.optimizer, job, run=self._run_everywhere)
-        self._batches = job.train.gradients.accumulate
+        self._replica = Replica(workload, self.model, self.optimizer, config, run=self._run_everywhere)
+        self._batches = config.train.gradients.accumulate
         self._iterator: Any = None
         self._call = self._make_call()
 
@@ -58,7 +58,7 @@ class MirroredSession(Session):
         """See Session.begin_at: restored variables are mirrored already."""
         self._step = step
         # One stream feeds all devices: a step takes one batch for each.
-        shard = Shard(self._job.batch_size, self._job.seed, start=step * self.replicas * self._batches)
+        shard = Shard(self._config.batch_size, self._config.seed, start=step * self.replicas * self._batches)
         data = self._strategy.distribute_datasets_from_function(lambda _: self._data(shard))
         self._iterator = iter(data)
 
@@ -89,7 +89,7 @@ class MirroredSession(Session):
             return self._strategy.run(function, args=arguments)
 
     def _data(self, shard: Shard) -> tf.data.Dataset:
-        data = data_length.checked(self._workload.train_data(shard), self._job, self._step, self.replicas)
+        data = data_length.checked(self._workload.train_data(shard), self._config, self._step, self.replicas)
         return data if self._batches == 1 else data.batch(self._batches, drop_remainder=True)
 
     def _make_call(self) -> Any:
@@ -101,7 +101,7 @@ class MirroredSession(Session):
 
         def seed() -> None:
             replica_id = tf.distribute.get_replica_context().replica_id_in_sync_group
-            model_ops.seed_graph(self._job.seed, int(tf.get_static_value(replica_id)), self._step)
+            model_ops.seed_graph(self._config.seed, int(tf.get_static_value(replica_id)), self._step)
 
         def own_step(batch: Any, waited: tf.Tensor) -> tf.Tensor:
             seed()

@@ -13,7 +13,7 @@ import tensorflow as tf
 from trainer.engine import global_seed, optimizer_setup, user_step
 from trainer.engine.embeddings import layers
 from trainer.engine.embeddings.local_tables import LocalTables
-from trainer.engine.job import Job
+from trainer.engine.train_config import TrainConfig
 from trainer.settings import Embeddings
 from trainer.workloads import pipeline
 from trainer.workloads.errors import DataError, WorkloadError
@@ -34,8 +34,8 @@ class BuiltModel:
     tables: LocalTables | None = None
 
 
-def build(workload: Workload | Agent, job: Job, replicas: int = 1, *, by_rows: bool = False) -> BuiltModel:
-    """Build the model and the optimizer by the job's settings, with initial weights from its seed.
+def build(workload: Workload | Agent, config: TrainConfig, replicas: int = 1, *, by_rows: bool = False) -> BuiltModel:
+    """Build the model and the optimizer by the configuration, with initial weights from its seed.
 
     Workloads that implement `Scheduling` get the number of examples of a step, of all `replicas` together. With `by_rows` the model's large
     embedding layers become LocalTables, if possible.
@@ -43,19 +43,19 @@ def build(workload: Workload | Agent, job: Job, replicas: int = 1, *, by_rows: b
     Raises:
         WorkloadError: the model has no weights to train, or not the precision of the settings.
     """
-    optimizer_setup.prepare(job)
+    optimizer_setup.prepare(config)
     model = workload.model()
     global_seed.hold(model, replicas)
     if not model.built or not (model.trainable_variables or layers.tables(model)):
         message = f"the model {model.name!r} has no trainable weights: give it an input shape, so that it is built, and a trainable layer"
         raise WorkloadError(message)
-    optimizer_setup.check_precision(model, job)
+    optimizer_setup.check_precision(model, config)
     if isinstance(workload, Composing):
-        workload.check_together(job.train.gradients.accumulate * replicas)
-    optimizer = optimizer_setup.optimizer(workload, job, job.batch_size * job.train.gradients.accumulate * replicas)
+        workload.check_together(config.train.gradients.accumulate * replicas)
+    optimizer = optimizer_setup.optimizer(workload, config, config.batch_size * config.train.gradients.accumulate * replicas)
     tables = None
     if by_rows and not isinstance(workload, Agent) and not user_step.own_steps(workload):
-        tables = LocalTables.of(model, optimizer, job.train.embeddings or Embeddings())
+        tables = LocalTables.of(model, optimizer, config.train.embeddings or Embeddings())
     if not tables:
         optimizer.build(model.trainable_variables)
     if isinstance(workload, Stepping):
@@ -65,12 +65,12 @@ def build(workload: Workload | Agent, job: Job, replicas: int = 1, *, by_rows: b
     return BuiltModel(model, optimizer, tables)
 
 
-def check_normalization(model: keras.Model, job: Job, tasks: int) -> None:
+def check_normalization(model: keras.Model, config: TrainConfig, tasks: int) -> None:
     """Raise WorkloadError if the model normalises by the batches of all replicas together, and these are in several tasks."""
     for layer in model._flatten_layers() if tasks > 1 else ():  # noqa: SLF001 - the public `layers` are those of one level
         if isinstance(layer, keras.layers.BatchNormalization) and layer.synchronized:
             raise WorkloadError(
-                f"train.workload {job.train.workload}: the layer {layer.name!r} has synchronized=True, but tasks of {job.strategy} do not "
+                f"train.workload {config.train.workload}: the layer {layer.name!r} has synchronized=True, but tasks of {config.strategy} do not "
                 "exchange the statistics of their batches; leave it out, or use strategy mirrored, whose replicas do"
             )
 

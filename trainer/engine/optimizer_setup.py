@@ -4,9 +4,9 @@ import keras
 import tensorflow as tf
 
 from trainer.engine import weight_decay
-from trainer.engine.job import Job
 from trainer.engine.optimizer_copy import copied
 from trainer.engine.schedules import constant, described, schedule
+from trainer.engine.train_config import TrainConfig
 from trainer.strategies import STRATEGIES
 from trainer.workloads.errors import WorkloadError
 from trainer.workloads.protocol import Agent, Scheduling, Workload
@@ -23,7 +23,7 @@ _UNSUPPORTED_OPTIONS = {
 _NOT_ON_SERVERS = "and parameter servers do not do that; set mixed_bfloat16, which needs no scaling"
 
 
-def prepare(job: Job) -> None:
+def prepare(config: TrainConfig) -> None:
     """Set seeds, the precision of layers that are created from now on, and whether operations must be deterministic.
 
     A policy that the user's code has set on import stays, unless the settings ask for a mixed one.
@@ -31,20 +31,20 @@ def prepare(job: Job) -> None:
     Raises:
         WorkloadError: that policy requires scaling of the loss, which the strategy does not support.
     """
-    keras.utils.set_random_seed(job.seed)
-    if job.train.precision != "float32":
-        keras.config.set_dtype_policy(job.train.precision)
-    elif _scales_loss() and STRATEGIES[job.strategy].variables_on_servers:
+    keras.utils.set_random_seed(config.seed)
+    if config.train.precision != "float32":
+        keras.config.set_dtype_policy(config.train.precision)
+    elif _scales_loss() and STRATEGIES[config.strategy].variables_on_servers:
         raise WorkloadError(
-            f"the code of {job.train.workload} sets Keras's policy mixed_float16, which scales the loss step by step, {_NOT_ON_SERVERS}"
+            f"the code of {config.train.workload} sets Keras's policy mixed_float16, which scales the loss step by step, {_NOT_ON_SERVERS}"
         )
-    if job.train.deterministic:
+    if config.train.deterministic:
         tf.config.experimental.enable_op_determinism()
 
 
-def check_precision(model: keras.Model, job: Job) -> None:
+def check_precision(model: keras.Model, config: TrainConfig) -> None:
     """Raise WorkloadError if the settings ask for a mixed precision, and no layer that learns has it."""
-    precision = job.train.precision
+    precision = config.train.precision
     learning = [layer for layer in model._flatten_layers() if layer._trainable_variables]  # noqa: SLF001 - Keras has no public way to either
     if precision == "float32" or not learning:
         return
@@ -56,7 +56,7 @@ def check_precision(model: keras.Model, job: Job) -> None:
         )
 
 
-def optimizer(workload: Workload | Agent, job: Job, examples_per_step: int) -> keras.optimizers.Optimizer:
+def optimizer(workload: Workload | Agent, config: TrainConfig, examples_per_step: int) -> keras.optimizers.Optimizer:
     """Return the workload's optimizer with the learning rate, clipping and loss scaling that the settings ask for.
 
     Workloads that implement `Scheduling` get `examples_per_step`, of all replicas together.
@@ -69,25 +69,25 @@ def optimizer(workload: Workload | Agent, job: Job, examples_per_step: int) -> k
     own, scale = given, {}
     if isinstance(given, keras.optimizers.LossScaleOptimizer):  # the workload's, or that of Keras's compile for a model in float16
         own, scale = given.inner_optimizer, {name: getattr(given, name) for name in ("initial_scale", "dynamic_growth_steps")}
-    scales = bool(scale) or _scales_loss() or job.train.precision == "mixed_float16"
-    if scales and STRATEGIES[job.strategy].variables_on_servers:
+    scales = bool(scale) or _scales_loss() or config.train.precision == "mixed_float16"
+    if scales and STRATEGIES[config.strategy].variables_on_servers:
         raise WorkloadError(
-            f"{job.train.workload} scales the loss step by step (the policy mixed_float16, or a LossScaleOptimizer), {_NOT_ON_SERVERS}"
+            f"{config.train.workload} scales the loss step by step (the policy mixed_float16, or a LossScaleOptimizer), {_NOT_ON_SERVERS}"
         )
     for setting, (traits, remedy) in _UNSUPPORTED_OPTIONS.items():
-        unsupported = any(getattr(STRATEGIES[job.strategy], trait) for trait in traits)
+        unsupported = any(getattr(STRATEGIES[config.strategy], trait) for trait in traits)
         if unsupported and (value := getattr(own, setting)):
             raise WorkloadError(
-                f"the optimizer of {job.train.workload} has {setting}={value}, which acts only in some steps, and TensorFlow does not support "
-                f"that on {job.strategy}; {remedy}"
+                f"the optimizer of {config.train.workload} has {setting}={value}, which acts only in some steps, and TensorFlow does not support "
+                f"that on {config.strategy}; {remedy}"
             )
     changes: dict[str, object] = {}
     for clip, keras_name in _CLIPS.items():
-        limit = getattr(job.train.gradients, clip)
+        limit = getattr(config.train.gradients, clip)
         if limit is not None:
             changes |= {**dict.fromkeys(_CLIPS.values()), keras_name: limit}
-    if job.train.learning_rate is not None:
-        changes["learning_rate"] = schedule(job.train.learning_rate, _own_rate(own, job), job.steps)
+    if config.train.learning_rate is not None:
+        changes["learning_rate"] = schedule(config.train.learning_rate, _own_rate(own, config), config.steps)
     # Made at the import of a module: each replica of a strategy in one process would count its steps.
     outside = not tf.distribute.get_strategy().extended.variable_created_in_scope(own._iterations.value)  # noqa: SLF001 - `iterations` may be computed
     if changes or outside:
@@ -102,13 +102,13 @@ def _scales_loss() -> bool:
     return bool(keras.config.dtype_policy().name == "mixed_float16")
 
 
-def _own_rate(own: keras.optimizers.Optimizer, job: Job) -> float:
-    settings = job.train.learning_rate
+def _own_rate(own: keras.optimizers.Optimizer, config: TrainConfig) -> float:
+    settings = config.train.learning_rate
     if settings is not None and settings.initial is not None:
         return settings.initial
     if (rate := constant(own)) is None:
         message = (
-            f"train.learning_rate gives no `initial`, and the optimizer of {job.train.workload} has a schedule of its own "
+            f"train.learning_rate gives no `initial`, and the optimizer of {config.train.workload} has a schedule of its own "
             f"({described(own)}), no rate to start from; add `initial`"
         )
         raise WorkloadError(message)

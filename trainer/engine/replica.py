@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from trainer.engine import clock, global_seed, model_ops, user_step, weight_decay
 from trainer.engine.embeddings.sharded_tables import NO_LOOKUPS, Tables
-from trainer.engine.job import Job
+from trainer.engine.train_config import TrainConfig
 from trainer.events import join_names
 from trainer.workloads.errors import WorkloadError
 from trainer.workloads.protocol import Shard, Stepping, Workload
@@ -37,26 +37,26 @@ class Replica:
         workload: Workload,
         model: keras.Model,
         optimizer: keras.optimizers.Optimizer,
-        job: Job,
+        config: TrainConfig,
         run: user_step.Run = _call_directly,
         tables: Tables | None = None,
     ) -> None:
         """Prepare the step. `run` calls a function as each replica does; `tables` have the rows of the model's large layers."""
         self._tables = tables
         self._workload, self._model, self._optimizer = workload, model, optimizer
-        self._batches = job.train.gradients.accumulate
-        jit = job.train.jit_compile
+        self._batches = config.train.gradients.accumulate
+        jit = config.train.jit_compile
         self._gradients = tf.function(self._compute, jit_compile=True, autograph=False) if jit else self._compute
         # XLA compiles one function for all steps of an unrolled loop on parameter servers. Without XLA each step is traced by itself: in copies
         # of one function, stateful random operations would draw the same.
         self._gradients_at = tf.function(self._compute_at, jit_compile=True, autograph=False) if jit else self._compute_at
-        self._seed = job.seed
-        self._name = f"train.workload {job.train.workload}"
+        self._seed = config.seed
+        self._name = f"train.workload {config.train.workload}"
         self._unconnected: frozenset[int] = frozenset()  # positions in model.trainable_variables
         self._own_step: user_step.UserStep | None = None
         if isinstance(workload, Stepping) and user_step.own_steps(workload):
-            self._own_step = user_step.UserStep(workload, model, optimizer, job)
-            self._own_step.trace(workload.train_data(Shard(job.batch_size, job.seed)).element_spec, run)
+            self._own_step = user_step.UserStep(workload, model, optimizer, config)
+            self._own_step.trace(workload.train_data(Shard(config.batch_size, config.seed)).element_spec, run)
         self.metrics: tuple[str, ...]
         self.operations: int | None = None
         if self._own_step:
@@ -64,7 +64,7 @@ class Replica:
         else:
             self.metrics, self.operations = model_ops.traced(workload, model)
         self.width = 2 + len(self.metrics)
-        self.examples = job.batch_size * self._batches  # of one step
+        self.examples = config.batch_size * self._batches  # of one step
 
     @property
     def without_gradient(self) -> tuple[str, ...]:

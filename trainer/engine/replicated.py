@@ -13,9 +13,9 @@ from trainer.engine import clock, data_length, fused_updates, global_seed, model
 from trainer.engine.changes import Snapshot
 from trainer.engine.collectives.all_reduce import AllReduce
 from trainer.engine.embeddings.local_tables import LocalTables
-from trainer.engine.job import Job
 from trainer.engine.replica import Replica, timed_next
 from trainer.engine.session import CallProgress, NotFinite, PeerLostError, Session
+from trainer.engine.train_config import TrainConfig
 from trainer.workloads.protocol import Shard, Workload
 
 # Seconds that a task stays after the end: another may still read from it. The first task leads the collective runtime, and stays twice as long.
@@ -27,15 +27,15 @@ _CONTROL_NUMBERS = 3
 class LocalSession(Session):
     """One replica in this process; with an all-reduce of several tasks, one replica in each of them."""
 
-    def __init__(self, workload: Workload, job: Job, all_reduce: AllReduce) -> None:
-        self._workload, self._job, self._all_reduce = workload, job, all_reduce
-        built = model_ops.build(workload, job, all_reduce.size, by_rows=True)
-        model_ops.check_normalization(built.model, job, all_reduce.size)
+    def __init__(self, workload: Workload, config: TrainConfig, all_reduce: AllReduce) -> None:
+        self._workload, self._config, self._all_reduce = workload, config, all_reduce
+        built = model_ops.build(workload, config, all_reduce.size, by_rows=True)
+        model_ops.check_normalization(built.model, config, all_reduce.size)
         self.tables: LocalTables | None = built.tables
         self.model: keras.Model = built.model
         self.optimizer: keras.optimizers.Optimizer = built.optimizer
         self.is_chief = all_reduce.index == 0
-        self._replica = Replica(workload, self.model, self.optimizer, job)
+        self._replica = Replica(workload, self.model, self.optimizer, config)
         self._iterator: Any = None
         self._call = self._make_call()
 
@@ -47,9 +47,9 @@ class LocalSession(Session):
     def begin_at(self, step: int) -> None:
         """See Session.begin_at. Each task's random layers have a seed of their own, so that replicas drop different units."""
         self._step = self._broadcast_state(step)
-        first = self._step * self._job.train.gradients.accumulate
-        shard = Shard(self._job.batch_size, self._job.seed, index=self._all_reduce.index, count=self._all_reduce.size, start=first)
-        self._iterator = iter(data_length.checked(self._workload.train_data(shard), self._job, self._step))
+        first = self._step * self._config.train.gradients.accumulate
+        shard = Shard(self._config.batch_size, self._config.seed, index=self._all_reduce.index, count=self._all_reduce.size, start=first)
+        self._iterator = iter(data_length.checked(self._workload.train_data(shard), self._config, self._step))
 
     def _broadcast_state(self, step: int) -> int:
         """Give every task the first one's model, optimizer and step; return the step."""
@@ -129,7 +129,7 @@ class LocalSession(Session):
 
     def _make_call(self) -> Any:
         model, all_reduce, optimizer, replica, tables = self.model, self._all_reduce, self.optimizer, self._replica, self.tables
-        width, seed = replica.width, self._job.seed
+        width, seed = replica.width, self._config.seed
 
         @tf.function(autograph=False)
         def call(iterator: Any, steps: tf.Tensor, control: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:

@@ -13,7 +13,6 @@ import numpy as np
 import tensorflow as tf
 
 from trainer.engine.agents import MAX_MOVES, AgentSession, Player, Rollout
-from trainer.engine.job import Job
 from trainer.engine.parameter_server import packing
 from trainer.engine.parameter_server.state import device
 from trainer.engine.parameter_server.worker_pool import (
@@ -27,6 +26,7 @@ from trainer.engine.parameter_server.worker_pool import (
     translate_peer_errors,
 )
 from trainer.engine.session import WorkerProgress
+from trainer.engine.train_config import TrainConfig
 from trainer.workloads.protocol import Agent
 
 _CHIEF = "/job:chief/replica:0/task:0"  # any of its devices: TensorFlow takes its GPU if it has one
@@ -47,10 +47,10 @@ class _Measures:
 class ServerAgentSession(AgentSession):
     """The chief's session. A worker that is lost costs the moves of its call, and begins new games when it is back."""
 
-    def __init__(self, agent: Agent, job: Job, connection: Connection, stop_requested: Callable[[], bool]) -> None:
+    def __init__(self, agent: Agent, config: TrainConfig, connection: Connection, stop_requested: Callable[[], bool]) -> None:
         with translate_peer_errors():
             with tf.device(_CHIEF):
-                super().__init__(agent, job, stop_requested)
+                super().__init__(agent, config, stop_requested)
             self._packs = packing.lay_out(self.model.trainable_variables, connection.servers, flattened=True)
             self._published = [self._server_variable(pack) for pack in self._packs]
         self._players = count()

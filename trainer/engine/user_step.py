@@ -13,7 +13,7 @@ import tensorflow as tf
 from tensorflow.python.framework.auto_control_deps_utils import get_read_write_resource_inputs
 
 from trainer.engine import global_seed
-from trainer.engine.job import Job
+from trainer.engine.train_config import TrainConfig
 from trainer.workloads.errors import WorkloadError
 from trainer.workloads.protocol import Stepping, Workload
 
@@ -45,17 +45,17 @@ class UserStep:
     by nothing else: replicas would drift apart.
     """
 
-    def __init__(self, workload: Stepping, model: keras.Model, optimizer: keras.optimizers.Optimizer, job: Job) -> None:
+    def __init__(self, workload: Stepping, model: keras.Model, optimizer: keras.optimizers.Optimizer, config: TrainConfig) -> None:
         """Raise WorkloadError if the settings ask for something that only the engine's own step does."""
         self._workload, self._model, self._optimizer = workload, model, optimizer
-        self._name = f"train.workload {job.train.workload}"
+        self._name = f"train.workload {config.train.workload}"
         self._thread_state = threading.local()
         self.metrics: tuple[str, ...] = ()
         self.without_gradient: tuple[str, ...] = ()  # paths of variables for which it applies none
-        unsupported = {"gradients.accumulate": job.train.gradients.accumulate > 1, "jit_compile": job.train.jit_compile}
+        unsupported = {"gradients.accumulate": config.train.gradients.accumulate > 1, "jit_compile": config.train.jit_compile}
         for setting in (name for name, is_set in unsupported.items() if is_set):
             raise WorkloadError(
-                f"train.{setting} changes the trainer's own training step, and {job.train.workload} has {', '.join(workload.own_steps())} of its own; "
+                f"train.{setting} changes the trainer's own training step, and {config.train.workload} has {', '.join(workload.own_steps())} of its own; "
                 "leave it out"
             )
         self._patch_optimizer()

@@ -11,7 +11,7 @@ import numpy as np
 
 from tests.trainer.engine.small import Small
 from trainer.engine import epochs
-from trainer.engine.job import Job, job
+from trainer.engine.train_config import TrainConfig, train_config
 from trainer.settings import TrainerSettings
 
 MakeCallbacks = Callable[[], Sequence[keras.callbacks.Callback]]
@@ -29,12 +29,12 @@ class SmallWithCallbacks(Small):
         return EXAMPLES
 
 
-def callback_job(workload: SmallWithCallbacks, run_dir: Path, replicas: int = 1, **train: Any) -> Job:
-    """Return a job with batches of 16, 25 steps an epoch. It saves and evaluates at the end and when callbacks need it, and exports nothing."""
+def callback_config(workload: SmallWithCallbacks, run_dir: Path, replicas: int = 1, **train: Any) -> TrainConfig:
+    """Return a configuration with batches of 16, 25 steps an epoch. It saves and evaluates at the end and when callbacks need it, and exports nothing."""
     base = {"workload": "small:Small", "batch_size": 16, "summaries": {"every_steps": 0, "profile_every_steps": 0}}
     base |= {"checkpoint": {"keep": 2}, "evaluate": {"batch_size": 100}, "export": {"formats": []}}
     settings = {"run": "small", "run_dir": str(run_dir), "scratch_dir": str(run_dir / "scratch"), "train": {**base, **train}}
-    return epochs.with_steps(job(TrainerSettings.model_validate(settings)), workload, replicas)
+    return epochs.with_steps(train_config(TrainerSettings.model_validate(settings)), workload, replicas)
 
 
 class Changing(keras.callbacks.Callback):

@@ -27,14 +27,14 @@ def main(index: int, addresses: list[str]) -> None:
     all_reduce = AllReduce(len(addresses), index)
     all_reduce.connect([f"worker-{i}" for i in range(len(addresses))], addresses)
     cases = {"epochs": False, "batches": True, "chief only": True if index == 0 else None}
-    report = train_cases(lambda workload, job: LocalSession(workload, job, all_reduce), cases, _OPTIMIZER)
-    report["resumed"] = resume(lambda workload, job: LocalSession(workload, job, all_reduce))
+    report = train_cases(lambda workload, config: LocalSession(workload, config, all_reduce), cases, _OPTIMIZER)
+    report["resumed"] = resume(lambda workload, config: LocalSession(workload, config, all_reduce))
     report_and_wait(report)
 
 
 def resume(create_session: Any) -> dict[str, Any]:
     """Return the results of two runs: one of 20 steps, and one of 10 that is resumed, with this task's own directory, until step 20."""
-    from tests.trainer.engine.calling import SmallWithCallbacks, callback_job
+    from tests.trainer.engine.calling import SmallWithCallbacks, callback_config
     from tests.trainer.engine.test_loop import Output
     from trainer.engine import global_seed, loop
     from trainer.events import Reporter
@@ -47,9 +47,9 @@ def resume(create_session: Any) -> dict[str, Any]:
                 Output(),
                 Path(directory, name),
             )
-            job = callback_job(workload, run_dir, 2, steps=steps)
-            session = create_session(workload, job)
-            loop.run(session, workload, job, Reporter("task", output), lambda: False)
+            config = callback_config(workload, run_dir, 2, steps=steps)
+            session = create_session(workload, config)
+            loop.run(session, workload, config, Reporter("task", output), lambda: False)
             global_seeds = global_seed.states(session.model)
             variables = [*session.model.variables, *session.optimizer.variables, *global_seeds]
             report[name] = {
@@ -66,7 +66,7 @@ def train_cases(create_session: Any, cases: dict[str, bool | None], optimizer: s
     """Return the result of each case: True adds a callback for every batch to the one that changes weights, None means no callbacks."""
     import keras
 
-    from tests.trainer.engine.calling import Changing, SmallWithCallbacks, callback_job, weight_sum
+    from tests.trainer.engine.calling import Changing, SmallWithCallbacks, callback_config, weight_sum
     from tests.trainer.engine.test_loop import Output
     from trainer.engine import loop
     from trainer.events import Reporter
@@ -78,9 +78,9 @@ def train_cases(create_session: Any, cases: dict[str, bool | None], optimizer: s
             callbacks: list[keras.callbacks.Callback] = [] if by_batch is None else [changing]
             callbacks += [keras.callbacks.LambdaCallback(on_train_batch_end=lambda *_: None)] if by_batch else []
             workload = SmallWithCallbacks(callbacks.copy, optimizer=optimizer, dropout=True)
-            job = callback_job(workload, Path(directory, name), 2, epochs=10, batch_size=80)
-            session = create_session(workload, job)
-            outcome = loop.run(session, workload, job, Reporter("task", Output()), lambda: False)
+            config = callback_config(workload, Path(directory, name), 2, epochs=10, batch_size=80)
+            session = create_session(workload, config)
+            outcome = loop.run(session, workload, config, Reporter("task", Output()), lambda: False)
             values = [v.value for v in session.model.trainable_variables]
             report[name] = {
                 "step": session.step,

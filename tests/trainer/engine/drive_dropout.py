@@ -34,7 +34,7 @@ def losses_of_cases(cluster: Any) -> dict[str, dict[str, dict[int, float]]]:
     from tests.trainer.engine.drivers import connect_to_servers
 
     connection = connect_to_servers(cluster.tf_config)
-    from tests.trainer.engine.small import Alike, Delayed, small_job
+    from tests.trainer.engine.small import Alike, Delayed, small_config
     from trainer.engine.parameter_server.asynchronous import AsynchronousSession
     from trainer.engine.parameter_server.synchronous import SynchronousSession
 
@@ -55,7 +55,7 @@ def losses_of_cases(cluster: Any) -> dict[str, dict[str, dict[int, float]]]:
     losses: dict[str, dict[str, dict[int, float]]] = {}
     for name, (session_class, settings, layer) in cases.items():
         params = {layer: True, "seconds": 0.05, "slower": 1}
-        session = session_class(Waiting(params), small_job(steps=1_000_000, **settings), connection, lambda: False)
+        session = session_class(Waiting(params), small_config(steps=1_000_000, **settings), connection, lambda: False)
         alive.append(session)
         session.begin_at(0)
         losses[name] = next_losses(session)

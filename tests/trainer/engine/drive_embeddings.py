@@ -56,13 +56,13 @@ def main(scratch: str, part: str = "report") -> None:
         os._exit(0)
 
 
-def job_of(scratch: Path, params: dict[str, Any], **settings: Any) -> Any:
-    from trainer.engine.job import job
+def config_of(scratch: Path, params: dict[str, Any], **settings: Any) -> Any:
+    from trainer.engine.train_config import train_config
     from trainer.settings import Train, TrainerSettings
 
     workload = f"tests.trainer.engine.embedding_models:{params['model']}"
     train = {"workload": workload, "params": params, "batch_size": 16, "steps": STEPS, "embeddings": {"min_rows": 1}, **settings}
-    return job(TrainerSettings(run="drive", run_dir=str(scratch), scratch_dir=str(scratch), train=Train.model_validate(train)))
+    return train_config(TrainerSettings(run="drive", run_dir=str(scratch), scratch_dir=str(scratch), train=Train.model_validate(train)))
 
 
 def report(cluster: Any, scratch: Path, connection: Any) -> dict[str, Any]:
@@ -74,13 +74,13 @@ def report(cluster: Any, scratch: Path, connection: Any) -> dict[str, Any]:
         results["cases"][name] = compare_with_dense(name, scratch, connection)
     server_rows._BLOCK = 5 * 16
     table_files._FILE_BYTES = 200
-    adam = job_of(scratch, {"model": "functional", "optimizer": "Adam"})
+    adam = config_of(scratch, {"model": "functional", "optimizer": "Adam"})
     session = trained(new_session(adam, connection))
     results["files"] = checkpoint_files(scratch, session, adam)
     results["full"] = full_disk(scratch, session)
     results["not finite"] = {row: save_non_finite(scratch, session, row) for row in (0, 1)}
-    results["outside"] = workload_error(job_of(scratch, {"model": "outside"}), connection)
-    results["too large"] = workload_error(job_of(scratch, {"model": "too_large"}), connection)
+    results["outside"] = workload_error(config_of(scratch, {"model": "outside"}), connection)
+    results["too large"] = workload_error(config_of(scratch, {"model": "too_large"}), connection)
     results["initial rows"] = initial_rows(scratch, connection)
     results["memory"] = exporter_memory(scratch, connection)
     results["best"] = best_models(scratch, connection)
@@ -98,14 +98,14 @@ def few_operations() -> int:
     return asynchronous.FEW_OPERATIONS
 
 
-def new_session(job: Any, connection: Any, *, unrolled: bool = False) -> Any:
+def new_session(config: Any, connection: Any, *, unrolled: bool = False) -> Any:
     from trainer.engine.parameter_server import asynchronous
     from trainer.engine.parameter_server.asynchronous import AsynchronousSession
     from trainer.workloads.loading import load_workload
 
     unchanged = few_operations()  # before the next line changes it
     asynchronous.FEW_OPERATIONS = unchanged if unrolled else 0
-    session = AsynchronousSession(load_workload(job.train), job, connection, lambda: False)
+    session = AsynchronousSession(load_workload(config.train), config, connection, lambda: False)
     alive.append(session)
     return session
 
@@ -153,7 +153,7 @@ def compare_with_dense(case: str, scratch: Path, connection: Any) -> dict[str, A
     from trainer.workloads.loading import load_workload
 
     params = {"model": case, **CASES[case]}
-    dense_job = job_of(scratch, params, embeddings=DENSE)
+    dense_job = config_of(scratch, params, embeddings=DENSE)
     dense = LocalSession(load_workload(dense_job.train), dense_job, AllReduce())
     apply = fused_updates.apply
 
@@ -163,7 +163,7 @@ def compare_with_dense(case: str, scratch: Path, connection: Any) -> dict[str, A
 
     with patch.object(fused_updates, "apply", apply_dense):
         trained(dense)
-    spread = trained(new_session(job_of(scratch, params), connection, unrolled=case in UNROLLED))
+    spread = trained(new_session(config_of(scratch, params), connection, unrolled=case in UNROLLED))
     rows = rows_of(spread.tables)
     layers = {layer.name: layer for layer in dense.model._flatten_layers()}
     tables = [layer for name, layer in layers.items() if name in rows]
@@ -188,7 +188,7 @@ def read_as_variables(path: str, rows: dict[str, Any]) -> bool:
     return all(any(np.array_equal(value, tensor) for tensor in saved) for value in rows.values())
 
 
-def checkpoint_files(scratch: Path, session: Any, job: Any) -> dict[str, Any]:
+def checkpoint_files(scratch: Path, session: Any, config: Any) -> dict[str, Any]:
     """Save a session's rows from four servers; return whether they are the same read as variables, in one process, and on two servers."""
     import numpy as np
     import tensorflow as tf
@@ -204,27 +204,27 @@ def checkpoint_files(scratch: Path, session: Any, job: Any) -> dict[str, Any]:
 
     path = Checkpoints(scratch / "checkpoints", session.model, session.optimizer, 3, session.tables.files()).save(STEPS)
     rows = rows_of(session.tables)
-    whole_model = load_workload(job.train).model()
+    whole_model = load_workload(config.train).model()
     tf.train.Checkpoint(model=whole_model).restore(path).expect_partial()
     layer_rows = {layer.name: layer.get_weights()[0] for layer in whole_model.layers if isinstance(getattr(layer, "input_dim", None), int)}
-    export(session, scratch, load_workload(job.train), whole_model)
+    export(session, scratch, load_workload(config.train), whole_model)
     evaluations: dict[str, Any] = {
-        "spread": evaluation(load_workload(job.train), session.model, 50, session.tables),
-        "call by call": evaluation(load_workload(job.train), session.model, 50),
-        "whole": evaluation(load_workload(job.train), whole_model, 50),
+        "spread": evaluation(load_workload(config.train), session.model, 50, session.tables),
+        "call by call": evaluation(load_workload(config.train), session.model, 50),
+        "whole": evaluation(load_workload(config.train), whole_model, 50),
     }
     evaluated = {name: evaluate() for name, evaluate in evaluations.items()}
     look_ups = {
         name: [op.type for op in evaluate._batch.graph.get_operations()].count("ResourceGather") for name, evaluate in evaluations.items()
     }
-    with layers.sharding(job.train.embeddings):
-        built = build(load_workload(job.train), job)
-    on_two_servers = Tables(layers.tables(built.model), built.optimizer, job, 2, per_server=False)
+    with layers.sharding(config.train.embeddings):
+        built = build(load_workload(config.train), config)
+    on_two_servers = Tables(layers.tables(built.model), built.optimizer, config, 2, per_server=False)
     on_two_servers.create()
     alive.append(on_two_servers)
     restored = Checkpoints(scratch / "checkpoints", built.model, built.optimizer, 3, on_two_servers.files()).restore(print)
     restored_rows = rows_of(on_two_servers)
-    local = LocalSession(load_workload(job.train), job, AllReduce())
+    local = LocalSession(load_workload(config.train), config, AllReduce())
     assert local.tables
     Checkpoints(scratch / "checkpoints", local.model, local.optimizer, 3, local.tables.files()).restore(print)
     restored_locally = local_rows(local)
@@ -315,14 +315,14 @@ def save_non_finite(scratch: Path, session: Any, row: int) -> tuple[str, list[st
     return error, list_checkpoints(directory)
 
 
-def workload_error(job: Any, connection: Any) -> str:
+def workload_error(config: Any, connection: Any) -> str:
     """Return the error with which a training ends."""
     from trainer.engine.embeddings.bad_ids import translate_bad_ids
     from trainer.workloads.errors import WorkloadError
 
     try:
-        with translate_bad_ids(job):
-            trained(new_session(job, connection))
+        with translate_bad_ids(config):
+            trained(new_session(config, connection))
     except WorkloadError as error:
         return str(error)
     return ""
@@ -333,12 +333,12 @@ def looped_evaluation(scratch: Path, connection: Any) -> dict[str, dict[str, flo
     from trainer.engine.model_ops import build, evaluation
     from trainer.workloads.loading import load_workload
 
-    job, dense_job = job_of(scratch, {"model": "looped"}), job_of(scratch, {"model": "looped"}, embeddings=DENSE)
-    session = new_session(job, connection)
+    config, dense_job = config_of(scratch, {"model": "looped"}), config_of(scratch, {"model": "looped"}, embeddings=DENSE)
+    session = new_session(config, connection)
     session.begin_at(0)
     workload = load_workload(dense_job.train)
     metrics = {
-        "spread": evaluation(load_workload(job.train), session.model, 50, session.tables)(),
+        "spread": evaluation(load_workload(config.train), session.model, 50, session.tables)(),
         "whole": evaluation(workload, build(workload, dense_job).model, 50)(),
     }
     session.close()
@@ -358,7 +358,7 @@ def server_memory(cluster: Any, scratch: Path, connection: Any) -> dict[str, int
 
     measurable = Path("/proc/self/status").exists()
     before = resident_bytes() if measurable else 0
-    session = new_session(job_of(scratch, {"model": "large", "rows": 4_000_000}), connection)
+    session = new_session(config_of(scratch, {"model": "large", "rows": 4_000_000}), connection)
     session.begin_at(0)
     return {"bytes": session.tables.all[0].bytes, "grown": resident_bytes() - before if measurable else -1}
 
@@ -375,7 +375,7 @@ def initial_rows(scratch: Path, connection: Any) -> dict[str, Any]:
     for name in ("uniform", "glorot_normal", "ones"):
         rows = []
         for _ in range(2 if name == "uniform" else 1):
-            session = new_session(job_of(scratch, {"model": "drawn", "initializer": name}), connection)
+            session = new_session(config_of(scratch, {"model": "drawn", "initializer": name}), connection)
             session.begin_at(0)
             rows.append(rows_of(session.tables)["drawn"])
         dense = np.asarray(keras.initializers.get(name)(rows[0].shape))

@@ -35,7 +35,7 @@ def main() -> None:
     import numpy as np
 
     from tests.trainer.engine import drive_callbacks
-    from tests.trainer.engine.small import Small, small_job
+    from tests.trainer.engine.small import Small, small_config
     from trainer.engine.collectives.all_reduce import AllReduce
     from trainer.engine.mirrored import MirroredSession, devices
     from trainer.engine.replicated import LocalSession
@@ -46,8 +46,8 @@ def main() -> None:
     for name, (params, train) in CASES.items():
         keras.config.set_dtype_policy("float32")  # a case's own policy would stay
         sessions: list[Any] = [
-            MirroredSession(Small(params), small_job(steps=STEPS, batch_size=BATCH, **train), names),
-            LocalSession(Small(params), small_job(steps=STEPS, batch_size=2 * BATCH, **train), AllReduce()),
+            MirroredSession(Small(params), small_config(steps=STEPS, batch_size=BATCH, **train), names),
+            LocalSession(Small(params), small_config(steps=STEPS, batch_size=2 * BATCH, **train), AllReduce()),
         ]
         for session in sessions:
             session.begin_at(0)
@@ -59,7 +59,7 @@ def main() -> None:
     for layer in ("noise", "dropout", "unseeded"):
         report[layer] = losses_with(layer, names)
     report["callbacks"] = drive_callbacks.train_cases(
-        lambda workload, job: MirroredSession(workload, job, names), {"epochs": False, "batches": True}
+        lambda workload, config: MirroredSession(workload, config, names), {"epochs": False, "batches": True}
     )
     print(json.dumps(report), flush=True)
 
@@ -72,14 +72,14 @@ def losses_with(layer: str, names: list[str]) -> dict[str, float | None]:
     import keras
     import numpy as np
 
-    from tests.trainer.engine.small import Alike, small_job
+    from tests.trainer.engine.small import Alike, small_config
     from trainer.engine.mirrored import MirroredSession
 
     keras.config.set_dtype_policy("float32")
     losses = {}
     for count in (1, 2):
         for step in (0, 5):
-            session = MirroredSession(Alike({layer: True}), small_job(), names[:count])
+            session = MirroredSession(Alike({layer: True}), small_config(), names[:count])
             session.begin_at(step)
             losses[f"{count} from {step}"] = session.run(1).loss
         session.model(np.zeros((1, 4), np.float32), training=True)
@@ -89,12 +89,12 @@ def losses_with(layer: str, names: list[str]) -> dict[str, float | None]:
 
 def resume(session: Any, params: dict[str, Any], train: dict[str, Any]) -> float:
     """Resume a run whose rate fell, now with the session's constant rate, 1; return the difference of the rate from that constant."""
-    from tests.trainer.engine.small import Small, small_job
+    from tests.trainer.engine.small import Small, small_config
     from trainer.engine import model_ops
     from trainer.engine.checkpoints import Checkpoints
 
     falling = {"schedule": "exponential", "decay_steps": 1}
-    before = model_ops.build(Small(params), small_job(learning_rate=falling, batch_size=BATCH, **train))
+    before = model_ops.build(Small(params), small_config(learning_rate=falling, batch_size=BATCH, **train))
     with tempfile.TemporaryDirectory() as directory:
         Checkpoints(Path(directory), before.model, before.optimizer, keep=1).save(5)
         restored = Checkpoints(Path(directory), session.model, session.optimizer, keep=1).restore(lambda _: None)

@@ -75,31 +75,31 @@ def compare(tf_config: str, scratch: str) -> dict[str, Any]:
     from tests.trainer.engine.small import Small
     from trainer.engine import model_ops
     from trainer.engine.collectives.all_reduce import AllReduce
-    from trainer.engine.job import Job, job
     from trainer.engine.parameter_server import asynchronous, packing, servers
     from trainer.engine.parameter_server.asynchronous import AsynchronousSession
     from trainer.engine.replicated import LocalSession
+    from trainer.engine.train_config import TrainConfig, train_config
     from trainer.settings import Train, TrainerSettings
     from trainer.tf_config import parse
 
     packing.SINGLE_SERVER_BYTES = 0  # so that small models are on both servers, too
 
-    def job_of(steps: int, **settings: Any) -> Job:
+    def config_of(steps: int, **settings: Any) -> TrainConfig:
         train = Train.model_validate({"workload": "small:Small", "batch_size": 16, "steps": steps, **settings})
-        return job(TrainerSettings(run="drive", run_dir=scratch, scratch_dir=scratch, train=train))
+        return train_config(TrainerSettings(run="drive", run_dir=scratch, scratch_dir=scratch, train=train))
 
     report: dict[str, Any] = {"cases": {}}
     few_operations = asynchronous.FEW_OPERATIONS
     for name, params in OPTIMIZERS.items():
-        report["cases"][name] = compare_updates(model_ops.build(Small(params), job_of(UPDATES)), connection.servers)
+        report["cases"][name] = compare_updates(model_ops.build(Small(params), config_of(UPDATES)), connection.servers)
     for name, (params, settings) in SESSIONS.items():
         keras.config.set_dtype_policy("float32")  # a case's own policy would stay
-        local = LocalSession(Small(params), job_of(STEPS, **settings), AllReduce())
+        local = LocalSession(Small(params), config_of(STEPS, **settings), AllReduce())
         local.begin_at(0)
         for _ in range(3):
             local.run(STEPS // 3)
         asynchronous.FEW_OPERATIONS = 0 if name in LOOPED else few_operations
-        remote = AsynchronousSession(Small(params), job_of(STEPS, **settings), connection, lambda: False)
+        remote = AsynchronousSession(Small(params), config_of(STEPS, **settings), connection, lambda: False)
         alive.append(remote)
         remote.begin_at(0)
         before = values(remote)
@@ -114,7 +114,7 @@ def compare(tf_config: str, scratch: str) -> dict[str, Any]:
     # Workers draw their own random numbers, so these only have to learn: one in a loop, one unrolled and compiled.
     report["dropout_losses"] = {}
     for name, compiled, asynchronous.FEW_OPERATIONS in ("plain", False, 0), ("compiled", True, few_operations):
-        dropout = AsynchronousSession(Small({"dropout": True}), job_of(150, jit_compile=compiled), connection, lambda: False)
+        dropout = AsynchronousSession(Small({"dropout": True}), config_of(150, jit_compile=compiled), connection, lambda: False)
         alive.append(dropout)
         dropout.begin_at(0)
         losses = report["dropout_losses"][name] = []
@@ -123,7 +123,7 @@ def compare(tf_config: str, scratch: str) -> dict[str, Any]:
         dropout.close()
     report["callbacks"] = served_callbacks.report(connection, Path(scratch, "callbacks"), alive)
     report["ended"] = {
-        kind: end_of_data_error(params, job_of(STEPS), connection) for kind, params in (("known", {}), ("unknown", {"unknown": True}))
+        kind: end_of_data_error(params, config_of(STEPS), connection) for kind, params in (("known", {}), ("unknown", {"unknown": True}))
     }
     return {**report, "missed": servers.stop_all(parse(tf_config), scratch)}
 
@@ -169,7 +169,7 @@ def difference(some: list[Any], others: list[Any]) -> float:
     return max(float(abs(a - b).max()) for a, b in zip(some, others, strict=True))
 
 
-def end_of_data_error(params: dict[str, Any], job: Any, connection: Any) -> str:
+def end_of_data_error(params: dict[str, Any], config: Any, connection: Any) -> str:
     """Return the error if a user's data is too short: before the first step if its length is known, otherwise from a worker."""
     from tests.trainer.engine.small import Ending
     from trainer.engine import data_length
@@ -177,10 +177,10 @@ def end_of_data_error(params: dict[str, Any], job: Any, connection: Any) -> str:
     from trainer.workloads.errors import WorkloadError
 
     try:
-        session = AsynchronousSession(Ending(params), job, connection, lambda: False)
+        session = AsynchronousSession(Ending(params), config, connection, lambda: False)
         alive.append(session)
         session.begin_at(0)
-        with data_length.translate_end_of_data(job):
+        with data_length.translate_end_of_data(config):
             session.run(STEPS)
     except WorkloadError as error:
         return str(error)

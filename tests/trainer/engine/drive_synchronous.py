@@ -55,16 +55,16 @@ def main(scratch: str) -> None:
 
 def compare_rows(scratch: Path, params: dict[str, Any], connection: Any) -> dict[str, Any]:
     """Train large embedding layers in rounds of all workers, and in one process on the batches of each round; return the difference."""
-    from tests.trainer.engine.drive_embeddings import job_of
+    from tests.trainer.engine.drive_embeddings import config_of
     from trainer.engine.collectives.all_reduce import AllReduce
     from trainer.engine.parameter_server.synchronous import SynchronousSession
     from trainer.engine.replicated import LocalSession
     from trainer.workloads.loading import load_workload
 
-    job = job_of(scratch, params, steps=ROUNDS, sync={"replicas_to_aggregate": WORKERS})
-    remote = SynchronousSession(load_workload(job.train), job, connection, lambda: False)
+    config = config_of(scratch, params, steps=ROUNDS, sync={"replicas_to_aggregate": WORKERS})
+    remote = SynchronousSession(load_workload(config.train), config, connection, lambda: False)
     alive.append(remote)
-    local_job = job_of(scratch, params, steps=ROUNDS, gradients={"accumulate": WORKERS})
+    local_job = config_of(scratch, params, steps=ROUNDS, gradients={"accumulate": WORKERS})
     local = LocalSession(load_workload(local_job.train), local_job, AllReduce())
     local.begin_at(0)
     local.run(ROUNDS)
@@ -93,7 +93,7 @@ def compare_saved_rows(scratch: Path, connection: Any) -> dict[str, Any]:
     import numpy as np
     import tensorflow as tf
 
-    from tests.trainer.engine.drive_embeddings import job_of, local_rows, rows_of
+    from tests.trainer.engine.drive_embeddings import config_of, local_rows, rows_of
     from trainer.engine import loop
     from trainer.engine.collectives.all_reduce import AllReduce
     from trainer.engine.parameter_server.synchronous import SynchronousSession
@@ -103,9 +103,9 @@ def compare_saved_rows(scratch: Path, connection: Any) -> dict[str, Any]:
 
     params, half = {"model": "functional", "optimizer": "Adagrad"}, ROUNDS // 2
     settings: dict[str, Any] = {"checkpoint": {"every_steps": half}, "evaluate": {"every_steps": 0}, "summaries": {"every_steps": 0}}
-    job = job_of(scratch / "saved", params, steps=ROUNDS, sync={"replicas_to_aggregate": WORKERS}, **settings)
-    workload = load_workload(job.train)
-    remote = SynchronousSession(workload, job, connection, lambda: False)
+    config = config_of(scratch / "saved", params, steps=ROUNDS, sync={"replicas_to_aggregate": WORKERS}, **settings)
+    workload = load_workload(config.train)
+    remote = SynchronousSession(workload, config, connection, lambda: False)
     alive.append(remote)
     tables: Any = remote.tables
     read, run, dropped = tables.read, remote.run, []
@@ -121,9 +121,9 @@ def compare_saved_rows(scratch: Path, connection: Any) -> dict[str, Any]:
         return progress
 
     tables.read, remote.run = read_slowly, run_and_record  # type: ignore[method-assign]
-    loop.run(remote, workload, job, Reporter("chief", sys.stderr), lambda: False)
+    loop.run(remote, workload, config, Reporter("chief", sys.stderr), lambda: False)
     remote.fetch()
-    local_job = job_of(scratch, params, steps=ROUNDS, gradients={"accumulate": WORKERS})
+    local_job = config_of(scratch, params, steps=ROUNDS, gradients={"accumulate": WORKERS})
     local = LocalSession(load_workload(local_job.train), local_job, AllReduce())
     local.begin_at(0)
     local.run(half)
@@ -145,18 +145,18 @@ def rows_with_a_backup(scratch: Path, connection: Any) -> dict[str, Any]:
     import numpy as np
 
     from tests.trainer.engine import embedding_models
-    from tests.trainer.engine.drive_embeddings import job_of, rows_of
+    from tests.trainer.engine.drive_embeddings import config_of, rows_of
     from trainer.engine.parameter_server.synchronous import SynchronousSession
     from trainer.workloads.errors import WorkloadError
     from trainer.workloads.loading import load_workload
 
     def new_session(**gradients: float) -> Any:
         params, sync = {"model": "functional", "optimizer": "Adagrad"}, {"replicas_to_aggregate": WORKERS - 1}
-        job = job_of(scratch, params, steps=ROUNDS, sync=sync, gradients=gradients)
-        alive.append(SynchronousSession(load_workload(job.train), job, connection, lambda: False))
+        config = config_of(scratch, params, steps=ROUNDS, sync=sync, gradients=gradients)
+        alive.append(SynchronousSession(load_workload(config.train), config, connection, lambda: False))
         return alive[-1]
 
-    fixed_job = job_of(scratch, {"model": "given"}, steps=5, sync={"replicas_to_aggregate": WORKERS})
+    fixed_job = config_of(scratch, {"model": "given"}, steps=5, sync={"replicas_to_aggregate": WORKERS})
     fixed = SynchronousSession(load_workload(fixed_job.train), fixed_job, connection, lambda: False)
     alive.append(fixed)
     fixed.begin_at(0)
@@ -181,7 +181,7 @@ def compare(cluster: Any) -> dict[str, Any]:  # noqa: PLR0915 - all cases in tur
     connection = connect_to_servers(cluster.tf_config)
     import numpy as np
 
-    from tests.trainer.engine.small import Delayed, Small, small_job
+    from tests.trainer.engine.small import Delayed, Small, small_config
     from trainer.engine.collectives.all_reduce import AllReduce
     from trainer.engine.parameter_server import packing
     from trainer.engine.parameter_server.synchronous import SynchronousSession
@@ -190,9 +190,9 @@ def compare(cluster: Any) -> dict[str, Any]:  # noqa: PLR0915 - all cases in tur
     packing.SINGLE_SERVER_BYTES = 0  # so that small models are on both servers, too
 
     def new_session(workload: Any, needed: int, steps: int, stop_requested: Callable[[], bool] = lambda: False, **train: Any) -> Any:
-        job = small_job(steps=steps, batch_size=BATCH, sync={"replicas_to_aggregate": needed}, **train)
+        config = small_config(steps=steps, batch_size=BATCH, sync={"replicas_to_aggregate": needed}, **train)
         print(f"{time.monotonic():.0f} s: {len(alive)} sessions before", file=sys.stderr, flush=True)
-        session = SynchronousSession(workload, job, connection, stop_requested)
+        session = SynchronousSession(workload, config, connection, stop_requested)
         alive.append(session)
         session.begin_at(0)
         return session
@@ -208,7 +208,7 @@ def compare(cluster: Any) -> dict[str, Any]:  # noqa: PLR0915 - all cases in tur
         remote.close()
         batches = gradients.get("accumulate", 1)
         whole = {**gradients, "accumulate": 1, "wire": "float32"}
-        local = LocalSession(Small(params), small_job(steps=ROUNDS, batch_size=BATCH * WORKERS * batches, gradients=whole), AllReduce())
+        local = LocalSession(Small(params), small_config(steps=ROUNDS, batch_size=BATCH * WORKERS * batches, gradients=whole), AllReduce())
         local.begin_at(0)
         local.run(ROUNDS)
         difference = max(float(np.max(np.abs(a - b))) for a, b in zip(weights(local), weights(remote), strict=True))

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tests.trainer.engine.drive_embeddings import job_of, new_session
+from tests.trainer.engine.drive_embeddings import config_of, new_session
 
 
 def export(session: Any, scratch: Path, workload: Any, whole_model: Any) -> None:
@@ -29,7 +29,7 @@ def exporter_memory(scratch: Path, connection: Any) -> dict[str, int]:
     from trainer.engine.embeddings import exported_tables, server_rows, table_files
 
     exported_tables._READ, table_files._FILE_BYTES, server_rows._BLOCK = 2**19, 2**20, 2**24
-    session = new_session(job_of(scratch, {"model": "large"}), connection)
+    session = new_session(config_of(scratch, {"model": "large"}), connection)
     session.begin_at(0)
     status, clear_refs = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
@@ -60,7 +60,7 @@ def best_models(scratch: Path, connection: Any) -> list[Any]:
     from trainer.events import Reporter
     from trainer.settings import Export
 
-    session = new_session(job_of(scratch, {"model": "outside"}), connection)
+    session = new_session(config_of(scratch, {"model": "outside"}), connection)
     session.begin_at(0)
     link, output = scratch / "export" / "best", io.StringIO()
     exports: list[Any] = []
@@ -129,7 +129,7 @@ def frozen_disk(scratch: Path, connection: Any, *, blocked: bool) -> dict[str, A
     from trainer.settings import Export
 
     exported_tables._READ, table_files._FILE_BYTES, exported_tables._SILENT = 64, 200, 1.0
-    session = new_session(job_of(scratch, {"model": "functional"}, steps=1000), connection)
+    session = new_session(config_of(scratch, {"model": "functional"}, steps=1000), connection)
     session.begin_at(0)
     tables, model = session.tables, session.model
     read, is_frozen, thawed = tables.read, threading.Event(), threading.Event()
@@ -178,7 +178,7 @@ def lost_server(cluster: Any, scratch: Path, connection: Any) -> dict[str, Any]:
     from trainer.events import Reporter
     from trainer.settings import Export
 
-    session = new_session(job_of(scratch, {"model": "large"}), connection)
+    session = new_session(config_of(scratch, {"model": "large"}), connection)
     session.begin_at(0)
     read, results = session.tables.read, {}
 

@@ -11,7 +11,7 @@ def report(connection: Any, scratch: Path, alive: list[Any]) -> dict[str, Any]:
     """Return the results of each kind; add the sessions to `alive`."""
     import keras
 
-    from tests.trainer.engine.calling import Changing, SmallWithCallbacks, callback_job, weight_sum
+    from tests.trainer.engine.calling import Changing, SmallWithCallbacks, callback_config, weight_sum
     from tests.trainer.engine.test_loop import Output
     from trainer.engine import loop
     from trainer.engine.parameter_server.asynchronous import AsynchronousSession
@@ -28,10 +28,10 @@ def report(connection: Any, scratch: Path, alive: list[Any]) -> dict[str, Any]:
         best = keras.callbacks.EarlyStopping(monitor="loss", min_delta=10.0, patience=20, restore_best_weights=True)
         callbacks: list[keras.callbacks.Callback] = [changing, best, batch_counter]
         workload = SmallWithCallbacks(callbacks.copy, optimizer="SGD")
-        job = callback_job(workload, scratch / kind, 1, epochs=10, batch_size=80, **settings)
-        session = (SynchronousSession if settings else AsynchronousSession)(workload, job, connection, lambda: False)
+        config = callback_config(workload, scratch / kind, 1, epochs=10, batch_size=80, **settings)
+        session = (SynchronousSession if settings else AsynchronousSession)(workload, config, connection, lambda: False)
         alive.append(session)
-        outcome = loop.run(session, workload, job, Reporter("chief", Output()), lambda: False)
+        outcome = loop.run(session, workload, config, Reporter("chief", Output()), lambda: False)
         results[kind] = {
             "step": outcome.step,
             "seen": changing.weight_sums,
@@ -41,9 +41,9 @@ def report(connection: Any, scratch: Path, alive: list[Any]) -> dict[str, Any]:
         }
         # The same session in a run of its own: to build another one takes seconds.
         callbacks[:] = [Changing()]
-        job = callback_job(workload, scratch / f"{kind}-refused", 1, epochs=10, batch_size=80, **settings)
+        config = callback_config(workload, scratch / f"{kind}-refused", 1, epochs=10, batch_size=80, **settings)
         try:
-            loop.run(session, workload, job, Reporter("chief", Output()), lambda: False)
+            loop.run(session, workload, config, Reporter("chief", Output()), lambda: False)
         except WorkloadError as error:
             results[kind]["refused"] = str(error)
         session.close()

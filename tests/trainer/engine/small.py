@@ -12,7 +12,7 @@ import tensorflow as tf
 from tensorflow.python.data.ops import dataset_ops
 from tensorflow.python.ops import gen_experimental_dataset_ops
 
-from trainer.engine.job import Job, job
+from trainer.engine.train_config import TrainConfig, train_config
 from trainer.settings import Train, TrainerSettings
 from trainer.strategies import Strategy
 from trainer.workloads import in_memory
@@ -20,10 +20,10 @@ from trainer.workloads.averaged_sgd import AveragedSGD
 from trainer.workloads.protocol import Shard
 
 
-def small_job(seed: int = 0, strategy: Strategy = "single", **train: Any) -> Job:
-    """Return a job of 100 steps with batch 16, for tests that write nothing."""
+def small_config(seed: int = 0, strategy: Strategy = "single", **train: Any) -> TrainConfig:
+    """Return a configuration of 100 steps with batch 16, for tests that write nothing."""
     settings = Train.model_validate({"workload": "small:Small", "batch_size": 16, "steps": 100, "seed": seed, **train})
-    return job(TrainerSettings(run="small", strategy=strategy, run_dir="unused", scratch_dir="unused", train=settings))
+    return train_config(TrainerSettings(run="small", strategy=strategy, run_dir="unused", scratch_dir="unused", train=settings))
 
 
 class Small:

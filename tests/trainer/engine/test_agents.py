@@ -11,7 +11,7 @@ from tests.trainer.engine.test_loop import Output
 from tests.trainer.tensorboard_reader import read_events, tensorboard
 from trainer.engine import evaluator, loop
 from trainer.engine.agents import LocalAgentSession
-from trainer.engine.job import Job, job
+from trainer.engine.train_config import TrainConfig, train_config
 from trainer.events import Reporter
 from trainer.settings import TrainerSettings
 from trainer.workloads.gridworld_dqn import GridworldDqn
@@ -21,7 +21,7 @@ STEPS = 1001
 PARAMS = {"boards": 40, "filters": [4, 4, 4], "hidden": 8, "replay": 10_000, "random_steps": 200, "epsilon_steps": 800, "update_every": 2}
 
 
-def job_of(run_dir: Path, steps: int, *, has_evaluator: bool = False, **train: Any) -> Job:
+def config_of(run_dir: Path, steps: int, *, has_evaluator: bool = False, **train: Any) -> TrainConfig:
     settings = {
         "workload": "gridworld_dqn",
         "params": PARAMS,
@@ -34,7 +34,7 @@ def job_of(run_dir: Path, steps: int, *, has_evaluator: bool = False, **train: A
         **train,
     }
     base = {"run": "agent", "run_dir": str(run_dir), "scratch_dir": str(run_dir), "has_evaluator": has_evaluator, "train": settings}
-    return job(TrainerSettings.model_validate(base))
+    return train_config(TrainerSettings.model_validate(base))
 
 
 def train(
@@ -43,10 +43,10 @@ def train(
     def stop_requested() -> bool:
         return stop_after is not None and session.step >= stop_after
 
-    train_job, output = job_of(run_dir, steps, **changes), Output()
-    agent = GridworldDqn(train_job.train.params, "synthetic", 0)
-    session = LocalAgentSession(agent, train_job, stop_requested)
-    outcome = loop.run(session, agent, train_job, Reporter("chief", output), stop_requested)
+    config, output = config_of(run_dir, steps, **changes), Output()
+    agent = GridworldDqn(config.train.params, "synthetic", 0)
+    session = LocalAgentSession(agent, config, stop_requested)
+    outcome = loop.run(session, agent, config, Reporter("chief", output), stop_requested)
     return session, outcome, output
 
 
@@ -96,7 +96,7 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> Stopped:
 
 @pytest.fixture(scope="module")
 def resumed(stopped: Stopped) -> Resumed:
-    agent, resumed_job = GridworldDqn(PARAMS, "synthetic", 0), job_of(stopped.run_dir, STEPS, has_evaluator=True)
+    agent, resumed_job = GridworldDqn(PARAMS, "synthetic", 0), config_of(stopped.run_dir, STEPS, has_evaluator=True)
     session, output = LocalAgentSession(agent, resumed_job, lambda: False), Output()
     restored: list[Any] = []
     begin = session.begin_at
@@ -171,7 +171,7 @@ def test_tensorboard_shows_the_episode(tmp_path: Path) -> None:
 
 
 def test_an_evaluator_plays_the_checkpoints(stopped: Stopped, resumed: Resumed) -> None:
-    output, evaluator_job = Output(), job_of(stopped.run_dir, STEPS, has_evaluator=True)
+    output, evaluator_job = Output(), config_of(stopped.run_dir, STEPS, has_evaluator=True)
     last = evaluator.evaluate_checkpoints(resumed.agent, evaluator_job, Reporter("evaluator", output), lambda: False)
     assert last is not None
     assert last[0] == STEPS

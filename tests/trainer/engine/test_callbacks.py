@@ -12,16 +12,16 @@ import keras
 import numpy as np
 import pytest
 
-from tests.trainer.engine.calling import Changing, MakeCallbacks, SmallWithCallbacks, callback_job
+from tests.trainer.engine.calling import Changing, MakeCallbacks, SmallWithCallbacks, callback_config
 from tests.trainer.engine.small import Poisoned
 from tests.trainer.engine.test_loop import Output
 from trainer.engine import loop, model_ops, run_state
 from trainer.engine.callbacks import Hooks, continue_logs
 from trainer.engine.checkpoints import Checkpoints
 from trainer.engine.collectives.all_reduce import AllReduce
-from trainer.engine.job import Job
 from trainer.engine.replicated import LocalSession
 from trainer.engine.session import CallProgress
+from trainer.engine.train_config import TrainConfig
 from trainer.events import Reporter
 
 
@@ -36,11 +36,11 @@ def train(
 ) -> tuple[LocalSession, loop.TrainingOutcome, Output]:
     """Train in this process, 25 steps an epoch; return the session, the outcome and the reported events."""
     workload = workload_class(make_callbacks, **(params or {}))
-    job = callback_job(workload, run_dir, **changes)
-    session = LocalSession(workload, job, AllReduce())
+    config = callback_config(workload, run_dir, **changes)
+    session = LocalSession(workload, config, AllReduce())
     output = Output()
     stop_requested = (lambda: session.step >= stop_after) if stop_after else (lambda: False)
-    return session, loop.run(session, workload, job, Reporter("chief", output), stop_requested), output
+    return session, loop.run(session, workload, config, Reporter("chief", output), stop_requested), output
 
 
 def notices(output: Output) -> list[str]:
@@ -78,13 +78,13 @@ class Recorder(keras.callbacks.Callback):
 EVALUATED = ["test", "tested"]
 
 
-def begun_hooks(run_dir: Path, make_callbacks: MakeCallbacks, output: Output | None = None, **changes: Any) -> tuple[Hooks, Job]:
-    """Return hooks that are called as before the first step of a run, and its job, without training."""
+def begun_hooks(run_dir: Path, make_callbacks: MakeCallbacks, output: Output | None = None, **changes: Any) -> tuple[Hooks, TrainConfig]:
+    """Return hooks that are called as before the first step of a run, and its configuration, without training."""
     workload = SmallWithCallbacks(make_callbacks)
-    job = callback_job(workload, run_dir, **changes)
-    hooks = Hooks(LocalSession(workload, job, AllReduce()), workload, job, Reporter("chief", output or Output()))
+    config = callback_config(workload, run_dir, **changes)
+    hooks = Hooks(LocalSession(workload, config, AllReduce()), workload, config, Reporter("chief", output or Output()))
     hooks.begin(0, None)
-    return hooks, job
+    return hooks, config
 
 
 def test_means_count_only_the_steps_that_were_measured(tmp_path: Path) -> None:
@@ -123,10 +123,10 @@ def test_hooks_are_called_in_the_order_of_fit_with_its_logs(tmp_path: Path) -> N
 )
 def test_an_epoch_is_a_pass_or_the_steps_between_evaluations(length: dict[str, Any], expected: list[int], tmp_path: Path) -> None:
     recorder = Recorder()
-    hooks, job = begun_hooks(tmp_path, lambda: [recorder], **length)
+    hooks, config = begun_hooks(tmp_path, lambda: [recorder], **length)
     step = 0
-    while step < job.steps:  # as the loop does
-        before, step = step, hooks.until(job.steps)
+    while step < config.steps:  # as the loop does
+        before, step = step, hooks.until(config.steps)
         hooks.after(CallProgress(step=step, steps=step - before, loss=1.0, metrics={}, examples=0, seconds=1.0))
     assert [int(call.split()[1]) for call in recorder.calls if call.endswith("done")] == expected
 
@@ -276,7 +276,7 @@ def test_the_weights_of_the_best_epoch_are_restored_evaluated_and_saved_at_the_e
     assert outcome.metrics["loss"] == pytest.approx(recorder.logs[0]["val_loss"])
     assert output.events("evaluated")[-1]["metrics"] == outcome.metrics
     workload = SmallWithCallbacks(list, **at_rate(0.1))
-    saved = model_ops.build(workload, callback_job(workload, tmp_path, steps=75))
+    saved = model_ops.build(workload, callback_config(workload, tmp_path, steps=75))
     restored = Checkpoints(tmp_path / "checkpoints", saved.model, saved.optimizer, 2).restore(lambda _: None)
     assert restored is not None
     assert restored.step == 75

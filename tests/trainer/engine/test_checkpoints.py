@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.trainer.engine.small import Small, small_job
+from tests.trainer.engine.small import Small, small_config
 from trainer.engine import model_ops, schedules
 from trainer.engine.checkpoints import CheckpointError, Checkpoints
 
 
 def built(train: dict[str, Any] | None = None, **params: object) -> model_ops.BuiltModel:
-    return model_ops.build(Small(params), small_job(1, **(train or {})))
+    return model_ops.build(Small(params), small_config(1, **(train or {})))
 
 
 @functools.cache
@@ -213,7 +213,7 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the directory with checkpoints of a compiled model, of step 50 with a constant rate and of step 60 with a schedule."""
     directory = tmp_path_factory.mktemp("compiled")
     for params, step in (({}, 50), ({"schedule": True}, 60)):
-        state = model_ops.build(Compiled(params), small_job(1))
+        state = model_ops.build(Compiled(params), small_config(1))
         state.optimizer.iterations.assign(step)
         checkpoints(directory / str(step), state).save(step)
     return directory
@@ -222,7 +222,7 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("change", [SCHEDULE, {"gradients": {"clip_norm": 1.0}}, {"learning_rate": {"initial": 0.01}}])
 def test_a_compiled_model_resumes_with_another_rate_or_with_clipping(change: dict[str, Any], compiled: Path) -> None:
     for params, step in (({}, 50), ({"schedule": True}, 60)):
-        state = model_ops.build(Compiled(params), small_job(1, **({"learning_rate": {"initial": 0.01}} | change)))
+        state = model_ops.build(Compiled(params), small_config(1, **({"learning_rate": {"initial": 0.01}} | change)))
         checkpoints(compiled / str(step), state).restore(lambda _: None)
         assert int(state.optimizer.iterations.numpy()) == step
 
@@ -240,9 +240,9 @@ def test_an_optimizer_that_cannot_be_created_again_is_an_error_before_anything_i
             decay = keras.optimizers.schedules.ExponentialDecay(0.1, 10, 0.5)
             return Closed(decay if self._params else 0.1)
 
-    checkpoints(tmp_path, model_ops.build(Owned({}), small_job(1))).save(10)
+    checkpoints(tmp_path, model_ops.build(Owned({}), small_config(1))).save(10)
     with pytest.raises(CheckpointError, match="with a constant learning rate before, and Closed cannot be made again"):
-        checkpoints(tmp_path, model_ops.build(Owned({"schedule": True}), small_job(1))).restore(pytest.fail)
+        checkpoints(tmp_path, model_ops.build(Owned({"schedule": True}), small_config(1))).restore(pytest.fail)
 
 
 def test_schedules_within_a_schedule_are_described_by_their_values() -> None:

@@ -63,10 +63,10 @@ class Chief:
     """A chief on a thread of this process, from the last checkpoint until a step, with which it ends or stops."""
 
     def __init__(self, run_dir: Path, last_step: int, save_every: int) -> None:
-        job = settings(run_dir, STEPS, has_evaluator=True, steps_per_execution=1, checkpoint={"every_steps": save_every, "keep": 5})
+        config = settings(run_dir, STEPS, has_evaluator=True, steps_per_execution=1, checkpoint={"every_steps": save_every, "keep": 5})
         workload, self._output, self._last_step = Small({}), Output(), last_step
-        self._session, self._pool = Gated(workload, job, AllReduce()), ThreadPoolExecutor(1)
-        self._outcome = self._pool.submit(loop.run, self._session, workload, job, Reporter("chief", self._output), self._is_stopped)
+        self._session, self._pool = Gated(workload, config, AllReduce()), ThreadPoolExecutor(1)
+        self._outcome = self._pool.submit(loop.run, self._session, workload, config, Reporter("chief", self._output), self._is_stopped)
 
     def train_until(self, step: int) -> None:
         """Return when the checkpoint of a step is saved; until then the chief trains no further."""
@@ -223,9 +223,9 @@ def evaluate(
     **train: Any,
 ) -> Output:
     """Evaluate in this process until the run's last checkpoint is done, or only until `stop` of the output is true; return the output."""
-    output, job = Output(), settings(run_dir, steps, has_evaluator=True, **train)
+    output, config = Output(), settings(run_dir, steps, has_evaluator=True, **train)
     last = evaluator.evaluate_checkpoints(
-        Small(params or {}), job, Reporter("evaluator", output), lambda: stop is not None and stop(output)
+        Small(params or {}), config, Reporter("evaluator", output), lambda: stop is not None and stop(output)
     )
     assert (last is None) == (stop is not None)
     return output

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.trainer.engine.small import Small, small_job
+from tests.trainer.engine.small import Small, small_config
 from tests.trainer.engine.test_loop import ONLY_SAVED, train
 from trainer.engine import model_ops
 from trainer.engine.collectives.all_reduce import AllReduce
@@ -36,22 +36,22 @@ class Stopped(Small):
 
 def on_a_worker(workload: Any, **settings: Any) -> Replica:
     """Trace a step of a worker of parameter servers; return its replica."""
-    job = small_job(**settings)
-    built = model_ops.build(workload, job)
-    replica = Replica(workload, built.model, built.optimizer, job)
+    config = small_config(**settings)
+    built = model_ops.build(workload, config)
+    replica = Replica(workload, built.model, built.optimizer, config)
     values = [tf.identity(v.value) for v in built.model.trainable_variables]
 
     @tf.function(autograph=False)
     def step(iterator: Any) -> Any:
         return replica.stateless_step(iterator, values, [], tf.constant(0), tf.constant(0))[0]
 
-    step.get_concrete_function(iter(workload.train_data(Shard(job.batch_size, job.seed))))
+    step.get_concrete_function(iter(workload.train_data(Shard(config.batch_size, config.seed))))
     return replica
 
 
 def in_one_process(workload: Any, **settings: Any) -> LocalSession:
     """Take 3 steps; return the session."""
-    session = LocalSession(workload, small_job(**settings), AllReduce())
+    session = LocalSession(workload, small_config(**settings), AllReduce())
     session.begin_at(0)
     session.run(3)
     return session
@@ -78,7 +78,7 @@ def test_weights_without_gradient_stay_as_they_are(params: dict[str, Any], setti
     session = in_one_process(Stopped(params), **settings)
     kernel, bias, trained, _ = session.model.trainable_variables
     assert session.without_gradient == (kernel.path, bias.path) == ("stopped/kernel", "stopped/bias")
-    initial = model_ops.build(Stopped(params), small_job(**settings)).model.trainable_variables
+    initial = model_ops.build(Stopped(params), small_config(**settings)).model.trainable_variables
     np.testing.assert_array_equal(kernel, initial[0])
     assert not np.array_equal(trained, initial[2])
 

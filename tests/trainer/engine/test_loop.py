@@ -17,9 +17,9 @@ from tests.trainer.engine.small import Poisoned, Small
 from trainer.engine import loop, run_state
 from trainer.engine.checkpoints import CheckpointError
 from trainer.engine.collectives.all_reduce import AllReduce
-from trainer.engine.job import Job, job
 from trainer.engine.replicated import LocalSession
 from trainer.engine.session import CallProgress, DivergedError, NotFinite
+from trainer.engine.train_config import TrainConfig, train_config
 from trainer.events import Reporter
 from trainer.settings import TrainerSettings
 from trainer.workloads.seeding import seeded
@@ -32,7 +32,7 @@ class Output(io.StringIO):
         return [event for event in map(json.loads, self.getvalue().splitlines()) if event["event"] == kind]
 
 
-def settings(run_dir: Path, steps: int, *, has_evaluator: bool = False, **train: Any) -> Job:
+def settings(run_dir: Path, steps: int, *, has_evaluator: bool = False, **train: Any) -> TrainConfig:
     base = {
         "workload": "small:Small",
         "steps": steps,
@@ -42,7 +42,7 @@ def settings(run_dir: Path, steps: int, *, has_evaluator: bool = False, **train:
         "summaries": {"every_steps": 10, "profile_every_steps": 0},
         "export": {"formats": []},
     }
-    return job(
+    return train_config(
         TrainerSettings.model_validate(
             {
                 "run": "small",
@@ -67,11 +67,11 @@ def train(
 ) -> tuple[Any, Any, Output]:
     """Train in this process; return the session, the outcome and the reported events."""
     workload = data({"dropout": True, "normalised": True} if params is None else params)
-    train_job = settings(run_dir, steps, **changes)
-    session = kind(workload, train_job, AllReduce())
+    config = settings(run_dir, steps, **changes)
+    session = kind(workload, config, AllReduce())
     output = Output()
     should_stop = (lambda: session.step >= stop_after) if stop_after else (lambda: False)
-    outcome = loop.run(session, workload, train_job, Reporter("chief", output), should_stop)
+    outcome = loop.run(session, workload, config, Reporter("chief", output), should_stop)
     return session, outcome, output
 
 

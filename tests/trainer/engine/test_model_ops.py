@@ -5,14 +5,14 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.trainer.engine.small import Small, small_job
+from tests.trainer.engine.small import Small, small_config
 from trainer.engine import model_ops
 from trainer.workloads.errors import WorkloadError
 
 
 def test_an_evaluation_is_the_mean_over_examples_even_if_the_last_batch_is_small() -> None:
     workload = Small({})
-    model = model_ops.build(workload, small_job(3)).model
+    model = model_ops.build(workload, small_config(3)).model
     whole = model_ops.evaluation(workload, model, batch_size=400)()
     pieces = model_ops.evaluation(workload, model, batch_size=150)()
     assert pieces.keys() == whole.keys() == {"loss", "accuracy"}
@@ -29,7 +29,7 @@ class Sized(Small):
 
 
 def test_a_loss_may_need_the_size_of_a_batch() -> None:
-    model = model_ops.build(Small({}), small_job(3)).model
+    model = model_ops.build(Small({}), small_config(3)).model
     actual, expected = (model_ops.evaluation(workload, model, batch_size=150)() for workload in (Sized({}), Small({})))
     assert actual == pytest.approx(expected, rel=1e-5)
 
@@ -42,7 +42,7 @@ def test_the_batches_of_an_evaluation_are_traced_once() -> None:
             traced_shapes.append(targets.shape)
             return super().loss(targets, outputs)
 
-    model_ops.evaluation(Counted({}), model_ops.build(Small({}), small_job(3)).model, batch_size=150)()
+    model_ops.evaluation(Counted({}), model_ops.build(Small({}), small_config(3)).model, batch_size=150)()
     assert len(traced_shapes) == 1
 
 
@@ -86,7 +86,7 @@ def test_a_held_out_set_without_a_batch_is_an_error_with_a_remedy(kind: type[Sma
 
 
 def test_start_weights_follow_the_seed() -> None:
-    first, again, other = (model_ops.build(Small({}), small_job(seed)).model.trainable_variables[0].numpy() for seed in (1, 1, 2))
+    first, again, other = (model_ops.build(Small({}), small_config(seed)).model.trainable_variables[0].numpy() for seed in (1, 1, 2))
     np.testing.assert_array_equal(first, again)
     assert not np.array_equal(first, other)
 
@@ -99,8 +99,8 @@ class Scheduled(Small):
 
 
 def test_optimizer_for_gets_the_number_of_examples_of_a_step() -> None:
-    job = small_job(batch_size=10, gradients={"accumulate": 2})
-    optimizer = model_ops.build(Scheduled({}), job, replicas=5).optimizer
+    config = small_config(batch_size=10, gradients={"accumulate": 2})
+    optimizer = model_ops.build(Scheduled({}), config, replicas=5).optimizer
     for step, rate in ((0, 0.1), (3, 0.1), (4, 0.05), (8, 0.025)):
         optimizer.iterations.assign(step)
         assert float(optimizer.learning_rate) == pytest.approx(rate)
@@ -115,7 +115,7 @@ class Unbuilt(Small):
 
 def test_a_model_without_weights_is_an_error_with_a_remedy() -> None:
     with pytest.raises(WorkloadError, match=r"no trainable weights: give it an input shape"):
-        model_ops.build(Unbuilt({}), small_job())
+        model_ops.build(Unbuilt({}), small_config())
 
 
 @pytest.mark.parametrize("unrolled", [1, 4])

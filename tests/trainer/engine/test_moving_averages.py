@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.trainer.engine.small import Small, small_job
+from tests.trainer.engine.small import Small, small_config
 from tests.trainer.engine.test_loop import Output, Run, settings, train
 from trainer.engine import evaluator, model_ops, moving_averages
 from trainer.events import Reporter
@@ -43,7 +43,7 @@ def test_an_optimizer_is_rebuilt_from_its_configuration() -> None:
 
 
 def model_after(steps: int) -> model_ops.BuiltModel:
-    built = model_ops.build(Small(KERAS_EMA), small_job(1))
+    built = model_ops.build(Small(KERAS_EMA), small_config(1))
     for _ in range(steps):
         built.optimizer.apply([tf.ones(v.shape) for v in built.model.trainable_variables], built.model.trainable_variables)
     return built

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.trainer.engine.small import Small, small_job
+from tests.trainer.engine.small import Small, small_config
 from trainer.engine import model_ops, optimizer_setup
 from trainer.engine.collectives.all_reduce import AllReduce
 from trainer.engine.optimizer_copy import copied
@@ -24,7 +24,7 @@ STEPS = 40
 
 
 def trained(params: dict[str, Any] | None = None, steps: int = STEPS, **train: Any) -> LocalSession:
-    session = LocalSession(Small(params or {}), small_job(steps=steps, **train), AllReduce())
+    session = LocalSession(Small(params or {}), small_config(steps=steps, **train), AllReduce())
     session.begin_at(0)
     session.run(steps)
     return session
@@ -32,7 +32,7 @@ def trained(params: dict[str, Any] | None = None, steps: int = STEPS, **train: A
 
 def built(**train: Any) -> model_ops.BuiltModel:
     """Return the model and the optimizer of a session."""
-    return model_ops.build(Small({}), small_job(**train))
+    return model_ops.build(Small({}), small_config(**train))
 
 
 @functools.cache
@@ -66,14 +66,14 @@ RATES: list[tuple[dict[str, Any], dict[int, float]]] = [
 
 @pytest.mark.parametrize("settings, expected", RATES)
 def test_learning_rates_follow_the_schedule(settings: dict[str, Any], expected: dict[int, float]) -> None:
-    optimizer = model_ops.build(Small({}), small_job(learning_rate=settings)).optimizer
+    optimizer = model_ops.build(Small({}), small_config(learning_rate=settings)).optimizer
     for step, rate in expected.items():
         optimizer.iterations.assign(step)
         assert float(optimizer.learning_rate) == pytest.approx(rate, abs=1e-6)
 
 
 def test_a_schedule_is_rebuilt_from_its_configuration() -> None:
-    optimizer = model_ops.build(Small({}), small_job(learning_rate={"schedule": "cosine", "warmup_steps": 3})).optimizer
+    optimizer = model_ops.build(Small({}), small_config(learning_rate={"schedule": "cosine", "warmup_steps": 3})).optimizer
     rebuilt = type(optimizer).from_config(optimizer.get_config())
     rebuilt.iterations.assign(40)
     optimizer.iterations.assign(40)
@@ -82,7 +82,7 @@ def test_a_schedule_is_rebuilt_from_its_configuration() -> None:
 
 def test_a_schedule_needs_an_initial_rate_if_the_optimizer_has_a_schedule_of_its_own() -> None:
     with pytest.raises(WorkloadError, match=r"ExponentialDecay.*add `initial`"):
-        model_ops.build(Small({"schedule": True}), small_job(learning_rate={"schedule": "cosine"}))
+        model_ops.build(Small({"schedule": True}), small_config(learning_rate={"schedule": "cosine"}))
     assert LearningRate(schedule="cosine").initial is None
 
 
@@ -106,11 +106,11 @@ def test_an_optimizer_is_copied_with_a_schedule_that_keras_cannot_serialize(rate
         def optimizer(self) -> keras.optimizers.Optimizer:
             return keras.optimizers.AdamW(rate, weight_decay=0.3, beta_1=0.8)
 
-    built = model_ops.build(Scheduled({}), small_job(gradients={"clip_norm": 1.0})).optimizer
+    built = model_ops.build(Scheduled({}), small_config(gradients={"clip_norm": 1.0})).optimizer
     assert (built._learning_rate, built.clipnorm, built.weight_decay, built.beta_1) == (rate, 1.0, 0.3, 0.8)
     assert copied(built)._learning_rate is rate
     assert packing.find_slots(built, 2).scalars == (0,)  # its count of steps: as a server finds them
-    constant = model_ops.build(Scheduled({}), small_job(learning_rate={"initial": 0.5})).optimizer
+    constant = model_ops.build(Scheduled({}), small_config(learning_rate={"initial": 0.5})).optimizer
     assert float(constant.learning_rate) == 0.5
 
 
@@ -120,7 +120,7 @@ def test_a_schedule_changes_the_weights() -> None:
 
 def updated(params: dict[str, Any], **train: Any) -> list[np.ndarray[Any, Any]]:
     """Return the weights of a model after one update with gradients of 1."""
-    built = model_ops.build(Small({"optimizer": "SGD", **params}), small_job(**train))
+    built = model_ops.build(Small({"optimizer": "SGD", **params}), small_config(**train))
     variables = built.model.trainable_variables
     built.optimizer.apply([tf.ones(v.shape) for v in variables], variables)
     return [np.asarray(v.value) for v in variables]
@@ -137,7 +137,7 @@ def test_gradients_are_clipped_as_keras_clips_them(clip: str, keras_name: str) -
 
 
 def test_a_session_clips_gradients() -> None:
-    start = model_ops.build(Small({"optimizer": "SGD"}), small_job()).model.trainable_variables
+    start = model_ops.build(Small({"optimizer": "SGD"}), small_config()).model.trainable_variables
     clipped = weights(trained({"optimizer": "SGD"}, gradients={"clip_norm": 0.01}))
     largest = STEPS * 0.05 * 0.01  # the distance of all steps in one direction
     for before, after in zip(start, clipped, strict=True):
@@ -146,7 +146,7 @@ def test_a_session_clips_gradients() -> None:
 
 def test_accumulated_batches_are_one_large_batch() -> None:
     whole = trained(batch_size=64)
-    parts = LocalSession(Small({}), small_job(steps=STEPS, batch_size=16, gradients={"accumulate": 4}), AllReduce())
+    parts = LocalSession(Small({}), small_config(steps=STEPS, batch_size=16, gradients={"accumulate": 4}), AllReduce())
     parts.begin_at(0)
     assert parts.run(STEPS).examples == STEPS * 64
     assert difference(whole, parts) < 1e-5
@@ -165,7 +165,7 @@ def test_accumulation_continues_where_it_stopped_and_moving_means_of_layers_pass
 
 def test_variables_that_the_workload_excludes_from_weight_decay_stay_excluded() -> None:
     params = {"optimizer": "AdamW", "arguments": {"weight_decay": 0.5}, "undecayed": ["bias"]}
-    changed = model_ops.build(Small(params), small_job(learning_rate={"initial": 0.1}))
+    changed = model_ops.build(Small(params), small_config(learning_rate={"initial": 0.1}))
     decayed = {str(v.name) for v in changed.model.trainable_variables if changed.optimizer._use_weight_decay(v)}
     assert decayed == {"kernel"}
 
@@ -185,7 +185,7 @@ def test_a_dtype_policy_of_the_users_code_stays_unless_the_settings_set_another(
     assert built().model.layers[-1].compute_dtype == "bfloat16"
     assert built(precision="mixed_float16").model.layers[-1].compute_dtype == "float16"
     assert isinstance(built().optimizer, keras.optimizers.LossScaleOptimizer)
-    servers = replace(small_job(), strategy="parameter_server")
+    servers = replace(small_config(), strategy="parameter_server")
     with pytest.raises(WorkloadError, match="parameter servers do not do that"):
         optimizer_setup.prepare(servers)
 
@@ -229,17 +229,17 @@ class WholeAtTheEnd(Small):
 
 def test_a_precision_that_no_layer_has_is_refused() -> None:
     with pytest.raises(WorkloadError, match=r"train\.precision is mixed_bfloat16, but no layer .* computes in float32\. .*clear_session"):
-        model_ops.build(Cleared({}), small_job(precision="mixed_bfloat16"))
+        model_ops.build(Cleared({}), small_config(precision="mixed_bfloat16"))
 
 
 def test_the_loss_is_scaled_if_only_some_layers_compute_in_float16() -> None:
-    optimizer = model_ops.build(WholeAtTheEnd({}), small_job(precision="mixed_float16")).optimizer
+    optimizer = model_ops.build(WholeAtTheEnd({}), small_config(precision="mixed_float16")).optimizer
     assert isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
 
 
 @pytest.mark.parametrize("precision", ["float32", "mixed_float16"])
 def test_a_workloads_own_loss_scale_stays(precision: str) -> None:
-    optimizer = model_ops.build(Scaled({}), small_job(learning_rate={"initial": 0.5}, precision=precision)).optimizer
+    optimizer = model_ops.build(Scaled({}), small_config(learning_rate={"initial": 0.5}, precision=precision)).optimizer
     assert float(optimizer.inner_optimizer.learning_rate) == 0.5
     assert (optimizer.initial_scale, optimizer.dynamic_growth_steps) == (8.0, 3)
 
@@ -247,7 +247,7 @@ def test_a_workloads_own_loss_scale_stays(precision: str) -> None:
 @pytest.mark.parametrize("kind", [Scaled, Half])
 def test_parameter_servers_refuse_a_workload_that_scales_the_loss(kind: type[Small]) -> None:
     with pytest.raises(WorkloadError, match=r"scales the loss .* parameter servers do not do that; set mixed_bfloat16"):
-        model_ops.build(kind({}), replace(small_job(), strategy="parameter_server"))
+        model_ops.build(kind({}), replace(small_config(), strategy="parameter_server"))
 
 
 def test_xla_trains_the_same_weights() -> None:
@@ -276,7 +276,7 @@ def test_progress_reports_the_wait_for_input() -> None:
 
             return super().train_data(shard).enumerate().map(wait)
 
-    session = LocalSession(Slow({}), small_job(steps=100), AllReduce())
+    session = LocalSession(Slow({}), small_config(steps=100), AllReduce())
     session.begin_at(0)
     session.run(1)
     waited = session.run(10).input_wait

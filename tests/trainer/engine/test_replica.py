@@ -6,7 +6,7 @@ import keras
 import pytest
 import tensorflow as tf
 
-from tests.trainer.engine.small import Alike, Small, small_job
+from tests.trainer.engine.small import Alike, Small, small_config
 from trainer.engine import model_ops
 from trainer.engine.replica import Replica
 from trainer.workloads.errors import WorkloadError
@@ -88,9 +88,9 @@ class Counting(keras.layers.Layer):
 
 def take_call(workload: Any, **settings: Any) -> tuple[Replica, Any]:
     """Take STEPS steps in one loop, as a call does; return their replica, and the sums of their measures."""
-    job = small_job(**settings)
-    built = model_ops.build(workload, job)
-    replica = Replica(workload, built.model, built.optimizer, job)
+    config = small_config(**settings)
+    built = model_ops.build(workload, config)
+    replica = Replica(workload, built.model, built.optimizer, config)
     values = [v.value for v in built.model.trainable_variables]
     others = [v.value for v in built.model.non_trainable_variables if v.value.dtype.is_floating]
 
@@ -102,7 +102,7 @@ def take_call(workload: Any, **settings: Any) -> tuple[Replica, Any]:
 
         return model_ops.repeat(tf.constant(STEPS), step, replica.width, unrolled=STEPS)
 
-    return replica, call(iter(workload.train_data(Shard(job.batch_size, job.seed)))).numpy()
+    return replica, call(iter(workload.train_data(Shard(config.batch_size, config.seed)))).numpy()
 
 
 @pytest.mark.parametrize("jit_compile", [False, True])

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
-from tests.trainer.engine.small import Small, small_job
+from tests.trainer.engine.small import Small, small_config
 from tests.trainer.engine.test_loop import ONLY_SAVED, Output, settings, train
 from tests.volumes import Volume, volume
 from tests.waiting import until
@@ -176,7 +176,7 @@ def test_a_task_that_a_lost_ps_ends_finishes_its_save_and_a_save_that_hangs_is_n
         def capture(self, *arguments: Any) -> InMemoryCheckpoint:
             return Paused(**vars(super().capture(*arguments)))
 
-    state = model_ops.build(Small({}), small_job(1))
+    state = model_ops.build(Small({}), small_config(1))
     checkpoints = Slow(tmp_path, state.model, state.optimizer, 3)
     saver = saving.Saver(checkpoints, Reporter("chief"), saving.Timeouts(silent=60.0 if save_ends else 0.5), lambda *_: None)
     monkeypatch.setattr(saving, "_savers", [saver])
@@ -214,7 +214,7 @@ def test_a_save_that_ends_while_it_is_reported_as_hanging_counts_as_saved(tmp_pa
 
     monkeypatch.setattr(Checkpoints, "write", write)
     monkeypatch.setattr(time, "strftime", answer_now)  # the reporting thread reads the time of day first
-    state = model_ops.build(Small({}), small_job(1))
+    state = model_ops.build(Small({}), small_config(1))
     checkpoints = Checkpoints(tmp_path, state.model, state.optimizer, 3)
     saver = saving.Saver(checkpoints, Reporter("chief", output), saving.Timeouts(silent=0.2), lambda *_: None)
     assert saver.save(7)
@@ -287,11 +287,11 @@ def run(
     **limits: Any,
 ) -> Any:
     """Train with limits, practically forever unless `steps` is given; return the outcome."""
-    train_job = replace(settings(run_dir, steps, steps_per_execution=1), **limits)
+    config = replace(settings(run_dir, steps, steps_per_execution=1), **limits)
     workload = Small({})
-    session = kind(workload, train_job, AllReduce())
+    session = kind(workload, config, AllReduce())
     should_stop = (lambda: session.step >= stop_after) if stop_after else (lambda: False)
-    return loop.run(session, workload, train_job, Reporter("chief", output or Output()), should_stop)
+    return loop.run(session, workload, config, Reporter("chief", output or Output()), should_stop)
 
 
 def test_training_does_not_start_if_no_checkpoint_fits(disk: Path) -> None:

@@ -98,7 +98,7 @@ def train_all(strategy: str) -> dict[str, Any]:
 def _session_factory(strategy: str) -> tuple[Any, int]:
     """Return a function that makes a session for a workload, and the index of this task."""
     from tests.trainer.engine.drivers import keep_sessions
-    from tests.trainer.workloads.fitting import BATCH, job_of
+    from tests.trainer.workloads.fitting import BATCH, config_of
     from trainer.engine.collectives.all_reduce import AllReduce
     from trainer.engine.mirrored import MirroredSession, devices
     from trainer.engine.parameter_server.asynchronous import AsynchronousSession
@@ -108,15 +108,15 @@ def _session_factory(strategy: str) -> tuple[Any, int]:
 
     if strategy == "parameter_server":
         connection = connect(parse(os.environ["TF_CONFIG"]))
-        return lambda model: AsynchronousSession(model, job_of(strategy=strategy), connection, lambda: False), 0
-    job = job_of(BATCH // 2, strategy)
+        return lambda model: AsynchronousSession(model, config_of(strategy=strategy), connection, lambda: False), 0
+    config = config_of(BATCH // 2, strategy)
     if strategy == "mirrored":
         keep_sessions()
         names = devices(2)
-        return lambda model: MirroredSession(model, job, names), 0
+        return lambda model: MirroredSession(model, config, names), 0
     index = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
     all_reduce = AllReduce(2, index)
-    return lambda model: LocalSession(model, job, all_reduce), index
+    return lambda model: LocalSession(model, config, all_reduce), index
 
 
 if __name__ == "__main__":

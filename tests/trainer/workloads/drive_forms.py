@@ -109,8 +109,8 @@ def train_all(strategy: str, scratch: str, tf_config: str) -> dict[str, Any]:
     from trainer.engine import model_ops
     from trainer.engine.checkpoints import Checkpoints
     from trainer.engine.collectives import all_reduce
-    from trainer.engine.job import job
     from trainer.engine.parameter_server import servers
+    from trainer.engine.train_config import train_config
     from trainer.settings import Train, TrainerSettings
     from trainer.tf_config import parse
     from trainer.workloads.loading import load_workload
@@ -124,7 +124,7 @@ def train_all(strategy: str, scratch: str, tf_config: str) -> dict[str, Any]:
         form = name.removesuffix(SYNC)
         sync = {"replicas_to_aggregate": 1} if form != name else None
         train = Train.model_validate({"workload": form, "params": FORMS[form], "steps": STEPS, "batch_size": 16, "sync": sync})
-        work = job(
+        work = train_config(
             TrainerSettings.model_validate(
                 {"run": "drive", "strategy": strategy, "run_dir": scratch, "scratch_dir": scratch, "train": train}
             )

@@ -25,25 +25,25 @@ def main(scratch: str) -> None:
 
     from trainer.engine import model_ops, moving_averages
     from trainer.engine.collectives.all_reduce import AllReduce
-    from trainer.engine.job import Job, job
     from trainer.engine.mirrored import MirroredSession, devices
     from trainer.engine.replicated import LocalSession
+    from trainer.engine.train_config import TrainConfig, train_config
     from trainer.settings import TrainerSettings
     from trainer.workloads.cifar10 import Cifar10
 
     params = {"filters": 8, "learning_rate": 0.1}
     workload = Cifar10(params, "synthetic", 0)
 
-    def job_of(batch_size: int) -> Job:
+    def config_of(batch_size: int) -> TrainConfig:
         train = {"workload": "cifar10", "batch_size": batch_size, "params": params}
-        return job(TrainerSettings.model_validate({"run": "drive", "run_dir": scratch, "scratch_dir": scratch, "train": train}))
+        return train_config(TrainerSettings.model_validate({"run": "drive", "run_dir": scratch, "scratch_dir": scratch, "train": train}))
 
     def values(session: Any) -> dict[str, Any]:
         variables = (*session.model.variables, *session.optimizer.variables)
         return {f"{number} {variable.name}": np.asarray(variable.value) for number, variable in enumerate(variables)}
 
-    mirrored = MirroredSession(workload, job_of(8), devices(2))
-    single = LocalSession(workload, job_of(16), AllReduce())
+    mirrored = MirroredSession(workload, config_of(8), devices(2))
+    single = LocalSession(workload, config_of(16), AllReduce())
     report: dict[str, Any] = {"replicas": mirrored.replicas, "losses": [], "rates": []}
     before = values(mirrored)
     for session in (mirrored, single):

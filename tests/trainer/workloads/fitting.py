@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from trainer.engine import model_ops, moving_averages
-from trainer.engine.job import Job, job
+from trainer.engine.train_config import TrainConfig, train_config
 from trainer.settings import TrainerSettings
 from trainer.workloads.keras_model import KerasModel
 from trainer.workloads.protocol import Shard
@@ -39,10 +39,12 @@ def workload(source: Source, **more: Any) -> KerasModel:
     return KerasModel(model, {"train_data": data, "eval_data": data, **more}, CallArguments("mine:model", {}, "synthetic", 0))
 
 
-def job_of(batch: int = BATCH, strategy: str = "single", **train: Any) -> Job:
-    """Return a job of STEPS steps that writes nothing."""
+def config_of(batch: int = BATCH, strategy: str = "single", **train: Any) -> TrainConfig:
+    """Return a configuration of STEPS steps that writes nothing."""
     section = {"workload": "mine:model", "steps": STEPS, "batch_size": batch, **train}
-    return job(TrainerSettings.model_validate({"run": "fit", "strategy": strategy, "run_dir": "-", "scratch_dir": "-", "train": section}))
+    return train_config(
+        TrainerSettings.model_validate({"run": "fit", "strategy": strategy, "run_dir": "-", "scratch_dir": "-", "train": section})
+    )
 
 
 def by_keras(source: Source, fit: dict[str, Any] | None = None) -> Fitted:

@@ -15,8 +15,8 @@ from tests.trainer.engine.test_loop import Output
 from tests.trainer.tensorboard_reader import read_events
 from trainer.engine import loop, model_ops, moving_averages
 from trainer.engine.collectives.all_reduce import AllReduce
-from trainer.engine.job import Job, job
 from trainer.engine.replicated import LocalSession
+from trainer.engine.train_config import TrainConfig, train_config
 from trainer.events import Reporter
 from trainer.settings import TrainerSettings
 from trainer.workloads.averaged_sgd import AveragedSGD
@@ -37,18 +37,18 @@ def model(workload: Cifar10) -> keras.Model:
     return workload.model()
 
 
-def job_of(run_dir: Path, steps: int, **train: Any) -> Job:
+def config_of(run_dir: Path, steps: int, **train: Any) -> TrainConfig:
     base = {"workload": "cifar10", "steps": steps, "batch_size": 32, "params": SMALL, "evaluate": {"every_steps": 0}}
     values = {"run": "cifar10", "run_dir": str(run_dir), "scratch_dir": str(run_dir / "scratch"), "train": {**base, **train}}
-    return job(TrainerSettings.model_validate(values))
+    return train_config(TrainerSettings.model_validate(values))
 
 
 def trained(run_dir: Path, steps: int, **train: Any) -> tuple[LocalSession, loop.TrainingOutcome, Output]:
-    train_job = job_of(run_dir, steps, **train)
+    config = config_of(run_dir, steps, **train)
     workload = Cifar10(params=SMALL, data="synthetic", seed=0)
-    session = LocalSession(workload, train_job, AllReduce())
+    session = LocalSession(workload, config, AllReduce())
     output = Output()
-    return session, loop.run(session, workload, train_job, Reporter("chief", output), lambda: False), output
+    return session, loop.run(session, workload, config, Reporter("chief", output), lambda: False), output
 
 
 def test_the_network_has_the_published_shapes_and_start_values(model: keras.Model) -> None:
@@ -185,7 +185,7 @@ class Linear(Cifar10):
 
 def test_a_linear_classifier_does_not_learn(tmp_path: Path) -> None:
     linear = Linear(params={}, data="synthetic", seed=0)
-    session = LocalSession(linear, job_of(tmp_path, 600), AllReduce())
+    session = LocalSession(linear, config_of(tmp_path, 600), AllReduce())
     session.begin_at(0)
     session.run(600)
     assert model_ops.evaluation(linear, session.model, 500)()["accuracy"] < 0.35

@@ -13,8 +13,8 @@ from tests.trainer.tensorboard_reader import read_events
 from tests.trainer.workloads.click_logs import write
 from trainer.engine import loop
 from trainer.engine.collectives.all_reduce import AllReduce
-from trainer.engine.job import job
 from trainer.engine.replicated import LocalSession
+from trainer.engine.train_config import train_config
 from trainer.events import Reporter
 from trainer.settings import TrainerSettings
 from trainer.workloads import planted_clicks
@@ -29,11 +29,11 @@ SMALL = {"rows": 200, "dimension": 8, "hidden_units": [16], "eval_examples": 500
 def trained(run_dir: Path, steps: int, data: str = "synthetic", **params: Any) -> tuple[Any, Output]:
     train = {"workload": "click_through", "steps": steps, "data": data, "params": SMALL | params, "batch_size": 256}
     values = {"run": "clicks", "run_dir": str(run_dir), "scratch_dir": str(run_dir / "scratch"), "train": train}
-    train_job = job(TrainerSettings.model_validate(values))
-    clicks = ClickThrough(params=train_job.train.params, data=data, seed=0)
+    config = train_config(TrainerSettings.model_validate(values))
+    clicks = ClickThrough(params=config.train.params, data=data, seed=0)
     output = Output()
-    session = LocalSession(clicks, train_job, AllReduce())
-    return loop.run(session, clicks, train_job, Reporter("chief", output), lambda: False), output
+    session = LocalSession(clicks, config, AllReduce())
+    return loop.run(session, clicks, config, Reporter("chief", output), lambda: False), output
 
 
 def test_a_small_model_comes_near_the_best_auc_and_reports_it(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.trainer.workloads.fitting import STEPS, Fitted, Source, by_keras, by_trainer, job_of, workload
+from tests.trainer.workloads.fitting import STEPS, Fitted, Source, by_keras, by_trainer, config_of, workload
 from trainer.engine import model_ops
 from trainer.engine.collectives.all_reduce import AllReduce
 from trainer.engine.replicated import LocalSession
@@ -26,7 +26,7 @@ def models() -> Iterator[dict[str, Source]]:
 
 def trained(source: Source, definitions: dict[str, Any] | None = None, **train: Any) -> Fitted:
     keras_model = workload(source, **(definitions or {}))
-    return by_trainer(LocalSession(keras_model, job_of(**train), AllReduce()), keras_model)
+    return by_trainer(LocalSession(keras_model, config_of(**train), AllReduce()), keras_model)
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +75,7 @@ def test_early_stopping_knows_the_metrics_of_a_compiled_model_before_training(
     models: dict[str, Source], trained_once: Callable[[str], Fitted], name: str
 ) -> None:
     keras_model = workload(models[name])
-    names = model_ops.evaluated_names(keras_model, model_ops.build(keras_model, job_of()).model)
+    names = model_ops.evaluated_names(keras_model, model_ops.build(keras_model, config_of()).model)
     assert names is not None
     assert set(names) == trained_once(name).evaluated.keys() > {"loss"}
 
@@ -129,7 +129,7 @@ def test_what_cannot_be_trained_is_refused(models: dict[str, Source], name: str,
 
 
 def test_weights_to_which_a_custom_step_has_no_gradient_are_named(models: dict[str, Source]) -> None:
-    session = LocalSession(workload(models["partly_guided"]), job_of(), AllReduce())
+    session = LocalSession(workload(models["partly_guided"]), config_of(), AllReduce())
     assert session.without_gradient == ("stopped/kernel", "stopped/bias")
 
 

@@ -12,8 +12,8 @@ from tests.trainer.engine.test_loop import Output
 from tests.trainer.tensorboard_reader import read_events
 from trainer.engine import loop
 from trainer.engine.collectives.all_reduce import AllReduce
-from trainer.engine.job import job
 from trainer.engine.replicated import LocalSession
+from trainer.engine.train_config import train_config
 from trainer.events import Reporter
 from trainer.settings import Train, TrainerSettings
 from trainer.workloads.catalog import with_defaults
@@ -29,12 +29,12 @@ def workload() -> LinearRegression:
 
 def trained(run_dir: Path, steps: int, stop_after: int | None = None, **train: Any) -> tuple[Any, Output]:
     values = {"run": "line", "run_dir": str(run_dir), "scratch_dir": str(run_dir / "scratch")}
-    train_job = job(TrainerSettings.model_validate({**values, "train": {"workload": "linear_regression", "steps": steps, **train}}))
+    config = train_config(TrainerSettings.model_validate({**values, "train": {"workload": "linear_regression", "steps": steps, **train}}))
     line = LinearRegression(params={}, data="synthetic", seed=0)
-    session = LocalSession(line, train_job, AllReduce())
+    session = LocalSession(line, config, AllReduce())
     output = Output()
     stop_requested = (lambda: session.step >= stop_after) if stop_after else (lambda: False)
-    return loop.run(session, line, train_job, Reporter("chief", output), stop_requested), output
+    return loop.run(session, line, config, Reporter("chief", output), stop_requested), output
 
 
 def test_steps_checkpoints_and_optimizer_have_their_defaults() -> None:

@@ -45,7 +45,7 @@ def error_of(keras_model: KerasModel) -> Exception:
 
 
 def prepare_and_step(keras_model: KerasModel) -> None:
-    session = LocalSession(keras_model, fitting.job_of(), AllReduce())
+    session = LocalSession(keras_model, fitting.config_of(), AllReduce())
     session.begin_at(0)
     session.run(1)
 

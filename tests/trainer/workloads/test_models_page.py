@@ -27,9 +27,9 @@ def test_the_programs_of_the_page_load_the_results_of_a_run(tmp_path: Path, monk
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.chdir(tmp_path)
     run_dir = tmp_path / "runs" / "circle"
-    job = settings(run_dir, 300, workload="circle:model", export=None, checkpoint={"every_steps": 300}, evaluate={"every_steps": 0})
-    workload = load_workload(job.train)
-    loop.run(LocalSession(workload, job, AllReduce()), workload, job, Reporter("chief", Output()), lambda: False)
+    config = settings(run_dir, 300, workload="circle:model", export=None, checkpoint={"every_steps": 300}, evaluate={"every_steps": 0})
+    workload = load_workload(config.train)
+    loop.run(LocalSession(workload, config, AllReduce()), workload, config, Reporter("chief", Output()), lambda: False)
     shutil.copytree((run_dir / "export" / "best").resolve(), "circle-model")
     shutil.copytree(run_dir / "checkpoints", "circle-checkpoints")
     programs = blocks("models.md")

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.trainer.engine.small import small_job
+from tests.trainer.engine.small import small_config
 from trainer.engine import model_ops
 from trainer.settings import Train
 from trainer.workloads.errors import WorkloadError
@@ -154,7 +154,7 @@ def workload(name: str, **params: Any) -> Workload:
 
 def test_an_evaluation_with_a_smaller_last_batch_equals_that_of_keras() -> None:
     form = workload("outputs:model")
-    model = model_ops.build(form, small_job()).model
+    model = model_ops.build(form, small_config()).model
     ours = model_ops.evaluation(form, model, batch_size=32)()
     parts = [np.concatenate(part) for part in zip(*(tf.nest.flatten(batch) for batch in form.eval_data(32)), strict=True)]
     inputs, targets = tf.nest.pack_sequence_as(form.eval_data(32).element_spec, parts)
@@ -165,7 +165,7 @@ def test_an_evaluation_with_a_smaller_last_batch_equals_that_of_keras() -> None:
 
 def test_a_batchs_metrics_leave_no_trace_in_the_metrics_variables() -> None:
     form = workload("compiled:model")
-    model = model_ops.build(form, small_job()).model
+    model = model_ops.build(form, small_config()).model
     inputs, targets = next(iter(form.eval_data(20)))
     outputs = model(inputs)
     first, again = form.metrics(targets, outputs), form.metrics(targets, outputs)
@@ -174,7 +174,7 @@ def test_a_batchs_metrics_leave_no_trace_in_the_metrics_variables() -> None:
 
 def test_variables_are_found_again_by_name_and_hold_their_start_values() -> None:
     form = workload("functions:three")
-    model = model_ops.build(form, small_job(4)).model
+    model = model_ops.build(form, small_config(4)).model
     names = [variable.name for variable in model.variables]
     assert names.count("kernel") == 2
     assert "seed_generator_state" in names
@@ -183,13 +183,13 @@ def test_variables_are_found_again_by_name_and_hold_their_start_values() -> None
     inputs, _ = next(iter(form.train_data(Shard(4, seed=0))))
     first, again = model(inputs, training=False), model(inputs, training=False)
     np.testing.assert_array_equal(first["predictions"], again["predictions"])
-    other = model_ops.build(workload("functions:three"), small_job(5)).model
+    other = model_ops.build(workload("functions:three"), small_config(5)).model
     assert not np.array_equal(model.trainable_variables[0].numpy(), other.trainable_variables[0].numpy())
 
 
 def test_given_values_take_the_variables_places() -> None:
     form = workload("functions:four", units=3)
-    model = model_ops.build(form, small_job()).model
+    model = model_ops.build(form, small_config()).model
     inputs, _ = next(iter(form.train_data(Shard(4, seed=0))))
     trained = [tf.zeros_like(variable.value) for variable in model.trainable_variables]
     state = [variable.value for variable in model.non_trainable_variables]
@@ -202,7 +202,7 @@ def test_given_values_take_the_variables_places() -> None:
 
 def test_a_served_model_function_takes_only_features(tmp_path: Path) -> None:
     form = workload("functions:three")
-    model = model_ops.build(form, small_job()).model
+    model = model_ops.build(form, small_config()).model
     model.export(str(tmp_path / "model"), format="tf_saved_model", verbose=False)
     features, targets = next(iter(form.eval_data(5)))[0]
     loaded = tf.saved_model.load(str(tmp_path / "model"))
@@ -212,7 +212,7 @@ def test_a_served_model_function_takes_only_features(tmp_path: Path) -> None:
 
 def test_python_control_flow_on_tensors_works_in_a_graph() -> None:
     form = workload("forms_functions:branch", cap=2.0)
-    model = model_ops.build(form, small_job()).model
+    model = model_ops.build(form, small_config()).model
     run = tf.function(lambda features: model((features, tf.zeros([1, 1])))["predictions"][0, 0], autograph=False)
     assert [float(run(tf.constant([[x] * 4]))) for x in (0.25, 3.0)] == [1.0, 0.0]
 
@@ -269,7 +269,7 @@ def test_each_mistake_is_named(name: str, params: dict[str, Any], message: str) 
 
 
 def train_a_step(form: Workload) -> None:
-    model = model_ops.build(form, small_job()).model
+    model = model_ops.build(form, small_config()).model
     inputs, _ = next(iter(form.train_data(Shard(2, seed=0))))
     for training in (True, False):
         tf.function(lambda: model(inputs, training=training), autograph=False)()  # noqa: B023 - called at once
@@ -308,7 +308,7 @@ def test_a_single_callback_counts_as_a_list() -> None:
 @pytest.mark.parametrize("name", ["model", "function"])
 def test_a_module_that_is_imported_by_an_optional_name_defines_nothing(name: str) -> None:
     form: Any = workload(f"forms_imported:{name}")
-    model = model_ops.build(form, small_job()).model
+    model = model_ops.build(form, small_config()).model
     assert model_ops.metric_names(form, model) == ()
     assert form.callbacks() == []
     assert not hasattr(workload("forms_imported:Class"), "callbacks")

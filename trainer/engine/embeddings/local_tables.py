@@ -12,7 +12,7 @@ from trainer.engine import fused_updates, weight_decay
 from trainer.engine.embeddings import layers, row_updates
 from trainer.engine.embeddings.row_updates import UsedRows
 from trainer.engine.embeddings.table_parts import TableParts
-from trainer.engine.job import Job
+from trainer.engine.train_config import TrainConfig
 from trainer.settings import Embeddings
 
 # (gradients shaped like their variables, gradients of rows) -> (their means over all tasks, in that order, the seconds that this took)
@@ -71,7 +71,7 @@ class LocalTables:
         """Return a notice about the tables."""
         return f"embedding layers updated by the rows that a step uses: {layers.described(self._layers)}"
 
-    def translate_errors(self, _: Job) -> AbstractContextManager[None]:
+    def translate_errors(self, _: TrainConfig) -> AbstractContextManager[None]:
         """Return a context that changes no errors: TensorFlow's own name an id outside of a table."""
         return nullcontext()
 

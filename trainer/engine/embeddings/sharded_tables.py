@@ -15,11 +15,11 @@ from trainer.engine.embeddings import layers, row_updates, server_memory
 from trainer.engine.embeddings.layers import LayerCall, Table
 from trainer.engine.embeddings.server_rows import GroupLookup, RowRange, TableGroup
 from trainer.engine.embeddings.table_parts import TableParts
-from trainer.engine.job import Job
 from trainer.engine.parameter_server.restart_on_chief_exit import rows_file
 from trainer.engine.parameter_server.state import PackGroup, device
 from trainer.engine.parameter_server.worker_pool import translate_peer_errors
 from trainer.engine.session import PeerLostError, cause
+from trainer.engine.train_config import TrainConfig
 from trainer.workloads.errors import WorkloadError
 
 
@@ -74,7 +74,9 @@ NO_LOOKUPS = BatchLookups([], [])
 class Tables:
     """The tables of a model, on `servers` parameter servers, which update them together or, with `per_server`, each by itself in rounds."""
 
-    def __init__(self, found: Sequence[Table], optimizer: keras.optimizers.Optimizer, job: Job, servers: int, *, per_server: bool) -> None:
+    def __init__(
+        self, found: Sequence[Table], optimizer: keras.optimizers.Optimizer, config: TrainConfig, servers: int, *, per_server: bool
+    ) -> None:
         """Check that they can be trained; nothing is created yet.
 
         Raises:
@@ -82,14 +84,14 @@ class Tables:
         """
         names = [table.name for table in found]
         self.all = list(found)
-        self._seed, self._scratch_dir, self._written = job.seed, job.scratch_dir, False
+        self._seed, self._scratch_dir, self._written = config.seed, config.scratch_dir, False
         self.blocked_while_saved = per_server  # the next round waits for the rows of a checkpoint
         self._rule = row_updates.rule_of(optimizer, names)
         self._decays = row_updates.decays(optimizer)  # not the servers' optimizer: the rows are none of its variables
         unsupported = {
-            "gradients.accumulate": job.train.gradients.accumulate > 1,
+            "gradients.accumulate": config.train.gradients.accumulate > 1,
             "gradients.clip_global_norm": per_server and servers > 1 and bool(optimizer.global_clipnorm),
-            "jit_compile": job.train.jit_compile,
+            "jit_compile": config.train.jit_compile,
         }
         for setting in (name for name, is_set in unsupported.items() if is_set):
             raise WorkloadError(
@@ -216,11 +218,11 @@ class Tables:
         files = TableFiles(self)
         return TableParts(files.parts, sum(table.bytes * len(self.slots(table)) for table in self.all), files)
 
-    def translate_errors(self, job: Job) -> AbstractContextManager[None]:
+    def translate_errors(self, config: TrainConfig) -> AbstractContextManager[None]:
         """Translate TensorFlow's errors inside; see bad_ids."""
         from trainer.engine.embeddings.bad_ids import translate_bad_ids
 
-        return translate_bad_ids(job)
+        return translate_bad_ids(config)
 
     def slots(self, table: Table) -> Sequence[str]:
         """Return the slots of each row of a table: see TableGroup.slots."""

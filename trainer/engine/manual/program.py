@@ -22,10 +22,10 @@ from trainer import error_file
 from trainer.engine import peer_wait
 from trainer.engine.cadence import REPORT_INTERVAL
 from trainer.engine.connections import unreachable
-from trainer.engine.job import Job
 from trainer.engine.manual.watchdog import ServerWatchdog
 from trainer.engine.run_state import Record
 from trainer.engine.session import PeerLostError, cause
+from trainer.engine.train_config import TrainConfig
 from trainer.events import Reporter
 from trainer.exit_codes import ExitCode
 from trainer.port_holder import PortHolder
@@ -59,7 +59,13 @@ class ProgramOutcome:
 
 
 def run(
-    program: Program, task: TaskConfig, job: Job, port: PortHolder, report: Reporter, stop_requested: Callable[[], bool], began: float
+    program: Program,
+    task: TaskConfig,
+    config: TrainConfig,
+    port: PortHolder,
+    report: Reporter,
+    stop_requested: Callable[[], bool],
+    began: float,
 ) -> ProgramOutcome:
     """Connect to the cluster and run `program` on it to its end. A stop that is asked for meanwhile ends this process.
 
@@ -71,26 +77,28 @@ def run(
     """
     log = DeviceLog()
     progress = _ProgressReporter(report)
-    record = Record(job.run_dir, name=job.run, strategy=job.strategy, workload=job.train.workload, spec_digest=job.spec_digest)
+    record = Record(
+        config.run_dir, name=config.run, strategy=config.strategy, workload=config.train.workload, spec_digest=config.spec_digest
+    )
     watch = ServerWatchdog(task.peers(), stop_requested, lambda: record.update("running", progress.step), _make_exit(record, progress))
     watch.start()
     try:
-        peer_wait.wait(task, job.strategy, port, lambda: False, job.start_timeout)  # `watch` handles a stop
+        peer_wait.wait(task, config.strategy, port, lambda: False, config.start_timeout)  # `watch` handles a stop
         chief, *others = _connect(task)
         watch.all_connected()
         record.update("running", None)
         cluster = Cluster(
             chief=chief,
             tasks=tuple(others),
-            results=job.run_dir / RESULTS,
+            results=config.run_dir / RESULTS,
             log=log,
             notice=lambda message: report("notice", message=message),
             progress=progress,
         )
         report("ready", seconds=time.time() - began)
-        logs = tf.summary.create_file_writer(str(job.run_dir / "logs" / "train"))  # once it is connected: this starts TensorFlow up
+        logs = tf.summary.create_file_writer(str(config.run_dir / "logs" / "train"))  # once it is connected: this starts TensorFlow up
         with logs.as_default(step=0), log.watch():
-            metrics = _metrics(_call(program, cluster), job.train.workload)
+            metrics = _metrics(_call(program, cluster), config.train.workload)
         progress.flush()
         _show_devices(cluster)  # waits for calls that the program has not waited for
     except tf.errors.OpError as error:

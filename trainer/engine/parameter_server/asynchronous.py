@@ -8,7 +8,6 @@ import numpy as np
 import tensorflow as tf
 
 from trainer.engine import model_ops
-from trainer.engine.job import Job
 from trainer.engine.parameter_server.server_session import ServerSession
 from trainer.engine.parameter_server.state import device
 from trainer.engine.parameter_server.worker_pool import (
@@ -22,6 +21,7 @@ from trainer.engine.parameter_server.worker_pool import (
     translate_peer_errors,
 )
 from trainer.engine.session import CallProgress, NotFinite
+from trainer.engine.train_config import TrainConfig
 from trainer.workloads.protocol import Workload
 
 # The loop of a call runs four steps an iteration, which saves messages. A larger model gains little from that, and would start seconds later.
@@ -31,9 +31,9 @@ _UNROLLED, FEW_OPERATIONS = 4, 300
 class AsynchronousSession(ServerSession):
     """The chief's session. A call has a worker's share of `run`'s steps; each step reads the weights once, and sends one tensor for each pack."""
 
-    def __init__(self, workload: Workload, job: Job, connection: Connection, stop_requested: Callable[[], bool]) -> None:
-        super().__init__(workload, job, connection, stop_requested, replicas=1, per_server=False)
-        self._wire = tf.as_dtype(job.train.gradients.wire)
+    def __init__(self, workload: Workload, config: TrainConfig, connection: Connection, stop_requested: Callable[[], bool]) -> None:
+        super().__init__(workload, config, connection, stop_requested, replicas=1, per_server=False)
+        self._wire = tf.as_dtype(config.train.gradients.wire)
         self._reported_step = self._scheduled = 0
         self._flushed: list[Result] = []  # results of `flush`, which took `_flush_seconds`
         self._flush_seconds = 0.0

@@ -12,7 +12,6 @@ import tensorflow as tf
 from trainer.engine import data_length, model_ops, schedules, user_step
 from trainer.engine.embeddings import layers
 from trainer.engine.embeddings.sharded_tables import Tables
-from trainer.engine.job import Job
 from trainer.engine.parameter_server.state import ServerState
 from trainer.engine.parameter_server.worker_pool import (
     CHIEF,
@@ -27,6 +26,7 @@ from trainer.engine.parameter_server.worker_pool import (
 )
 from trainer.engine.replica import Replica
 from trainer.engine.session import NotFinite, Session
+from trainer.engine.train_config import TrainConfig
 from trainer.settings import Embeddings
 from trainer.workloads.errors import WorkloadError
 from trainer.workloads.graph_nodes import nodes_of_functions
@@ -42,26 +42,33 @@ class ServerSession(Session):
     trains_changed_weights = False
 
     def __init__(
-        self, workload: Workload, job: Job, connection: Connection, stop_requested: Callable[[], bool], *, replicas: int, per_server: bool
+        self,
+        workload: Workload,
+        config: TrainConfig,
+        connection: Connection,
+        stop_requested: Callable[[], bool],
+        *,
+        replicas: int,
+        per_server: bool,
     ) -> None:
-        self._last_step, self._stop_requested = job.steps, stop_requested
+        self._last_step, self._stop_requested = config.steps, stop_requested
         with translate_peer_errors():
             with tf.device(CHIEF):
-                settings = job.train.embeddings or Embeddings()
+                settings = config.train.embeddings or Embeddings()
                 with layers.sharding(settings):
-                    built = model_ops.build(workload, job, replicas)
+                    built = model_ops.build(workload, config, replicas)
                 layers.check_all_sharded(built.model, settings)
-                model_ops.check_normalization(built.model, job, connection.workers)
+                model_ops.check_normalization(built.model, config, connection.workers)
                 if steps := user_step.own_steps(workload):
                     raise WorkloadError(
-                        f"train.workload {job.train.workload} has {', '.join(steps)} of its own, which parameter_server does not run: there servers "
+                        f"train.workload {config.train.workload} has {', '.join(steps)} of its own, which parameter_server does not run: there servers "
                         "apply what workers compute. Use strategy single, mirrored or multi_worker_mirrored, or give loss and metrics to compile"
                     )
                 tables = layers.tables(built.model)
                 self.tables: Tables | None = (
-                    Tables(tables, built.optimizer, job, connection.servers, per_server=per_server) if tables else None
+                    Tables(tables, built.optimizer, config, connection.servers, per_server=per_server) if tables else None
                 )
-                self._replica = Replica(workload, built.model, built.optimizer, job, tables=self.tables)
+                self._replica = Replica(workload, built.model, built.optimizer, config, tables=self.tables)
             self.model: keras.Model = built.model
             self.optimizer: keras.optimizers.Optimizer = built.optimizer
             self._state = ServerState(
@@ -74,15 +81,15 @@ class ServerSession(Session):
             if self.tables:
                 self.tables.create()
                 layers.refuse_all_weights(self.model)
-        self._seed, self._stop_scheduling_at = job.seed, job.steps
+        self._seed, self._stop_scheduling_at = config.seed, config.steps
         self._has_non_finite = False
-        first = workload.train_data(Shard(job.batch_size, job.seed, count=connection.workers))
+        first = workload.train_data(Shard(config.batch_size, config.seed, count=connection.workers))
         # In synchronous training every worker takes each step.
-        data_length.checked(first, job, workers=1 if per_server else connection.workers)
-        batches = job.train.gradients.accumulate
+        data_length.checked(first, config, workers=1 if per_server else connection.workers)
+        batches = config.train.gradients.accumulate
         self._data = WorkerData(
             lambda worker, start: workload.train_data(
-                Shard(job.batch_size, job.seed, index=worker, count=connection.workers, start=start * batches)
+                Shard(config.batch_size, config.seed, index=worker, count=connection.workers, start=start * batches)
             )
         )
         self._call = WorkerCalls(self._make_call)

@@ -11,7 +11,6 @@ import tensorflow as tf
 
 from trainer.engine import clock
 from trainer.engine.embeddings.sharded_tables import RowGradients
-from trainer.engine.job import Job
 from trainer.engine.parameter_server.server_session import ServerSession
 from trainer.engine.parameter_server.servers import disable_blocking_enqueue
 from trainer.engine.parameter_server.sync_server import LAST, SyncServer
@@ -26,6 +25,7 @@ from trainer.engine.parameter_server.worker_pool import (
     translate_peer_errors,
 )
 from trainer.engine.session import CallProgress, PeerLostError
+from trainer.engine.train_config import TrainConfig
 from trainer.workloads.protocol import Workload
 
 _POLL_INTERVAL = 0.25  # seconds between checks for a stop, and for lost servers, during rounds
@@ -39,10 +39,10 @@ class SynchronousSession(ServerSession):
     Between calls of `run`, the state is that after exactly `step` rounds: servers update only in `run`.
     """
 
-    def __init__(self, workload: Workload, job: Job, connection: Connection, stop_requested: Callable[[], bool]) -> None:
-        self._needed = job.train.sync.replicas_to_aggregate if job.train.sync else connection.workers
-        super().__init__(workload, job, connection, stop_requested, replicas=self._needed, per_server=True)
-        wire = tf.as_dtype(job.train.gradients.wire)
+    def __init__(self, workload: Workload, config: TrainConfig, connection: Connection, stop_requested: Callable[[], bool]) -> None:
+        self._needed = config.train.sync.replicas_to_aggregate if config.train.sync else connection.workers
+        super().__init__(workload, config, connection, stop_requested, replicas=self._needed, per_server=True)
+        wire = tf.as_dtype(config.train.gradients.wire)
         # Variables that are not trained, such as the moving averages of BatchNorm, are on the first server; the workers' changes of them are averaged there, too.
         non_trainable = [self._state.non_trainable, *([] for _ in self._state.groups[1:])]
         with translate_peer_errors():

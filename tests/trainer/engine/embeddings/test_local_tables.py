@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 from tests.trainer.engine import embedding_models
-from tests.trainer.engine.drive_embeddings import DENSE, job_of, trained
+from tests.trainer.engine.drive_embeddings import DENSE, config_of, trained
 from tests.trainer.engine.test_loop import Output
 from trainer.engine.checkpoints import CheckpointError, Checkpoints
 from trainer.engine.collectives.all_reduce import AllReduce
@@ -33,8 +33,8 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 def session(scratch: Path, params: dict[str, Any], **settings: Any) -> LocalSession:
-    job = job_of(scratch, params, **settings)
-    return LocalSession(load_workload(job.train), job, AllReduce())
+    config = config_of(scratch, params, **settings)
+    return LocalSession(load_workload(config.train), config, AllReduce())
 
 
 @pytest.mark.parametrize("case", CASES)

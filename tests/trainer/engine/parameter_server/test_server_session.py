@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.trainer.engine.small import Small, small_job
+from tests.trainer.engine.small import Small, small_config
 from trainer.engine.parameter_server import server_session
 from trainer.engine.parameter_server.asynchronous import AsynchronousSession
 from trainer.engine.parameter_server.server_session import WorkerCalls, WorkerData
@@ -59,7 +59,7 @@ def test_workers_that_cannot_synchronize_a_normalization_refuse_it(monkeypatch: 
     monkeypatch.setattr(server_session, "CHIEF", "CPU:0")
     two_workers = Connection(coordinator=None, servers=1, workers=2)
     with pytest.raises(WorkloadError, match=r"has synchronized=True, but tasks of parameter_server do not exchange"):
-        AsynchronousSession(Small({"normalised": "synchronized"}), small_job(strategy="parameter_server"), two_workers, lambda: False)
+        AsynchronousSession(Small({"normalised": "synchronized"}), small_config(strategy="parameter_server"), two_workers, lambda: False)
 
 
 class Drawing:

@@ -1,4 +1,4 @@
-"""The parent's job: the program to run, the peers that it needs, and the time limits."""
+"""The parent's configuration: the program to run, the peers that it needs, and the time limits."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class StallPolicy:
 
 
 @dataclass(frozen=True)
-class ParentJob:
+class ParentConfig:
     """The program to run and the peers that it needs. `environment` is added to the parent's own; `lifeline` is the pipe of the run's supervisor."""
 
     command: tuple[str, ...]

@@ -14,7 +14,7 @@ _SAVE_TIMEOUT, _GRACE_PERIOD = 1800.0, 30.0
 
 
 @dataclass(frozen=True)
-class Job:
+class TrainConfig:
     """The work of one run. Numbers called `every` count global steps, 0 for never; times are in seconds. A program has no steps and no batches."""
 
     run: str
@@ -44,7 +44,7 @@ class Job:
     epoch_length: EpochLength | None = None  # None until epochs.with_steps, or if the number of examples is not known
 
 
-def job(settings: TrainerSettings) -> Job:
+def train_config(settings: TrainerSettings) -> TrainConfig:
     """Complete the settings with the workload's defaults.
 
     Raises:
@@ -57,7 +57,7 @@ def job(settings: TrainerSettings) -> Job:
         raise WorkloadError(
             f"train.steps is {train.steps} and train.batch_size {train.batch_size} for {train.workload}; give both a number"
         )
-    return Job(
+    return TrainConfig(
         run=settings.run,
         strategy=settings.strategy,
         run_dir=Path(settings.run_dir),

@@ -1,17 +1,17 @@
-"""Settings become a complete job."""
+"""Settings become a complete configuration."""
 
 from typing import Any
 
 import pytest
 
-from trainer.engine.job import Job, job
+from trainer.engine.train_config import TrainConfig, train_config
 from trainer.settings import TrainerSettings
 from trainer.workloads.errors import WorkloadError
 
 
-def build_job(train: dict[str, Any] | None, **settings: Any) -> Job:
+def build_job(train: dict[str, Any] | None, **settings: Any) -> TrainConfig:
     base = {"run": "r", "run_dir": "/runs/r", "scratch_dir": "/scratch"}
-    return job(TrainerSettings.model_validate({**base, **settings, "train": train}))
+    return train_config(TrainerSettings.model_validate({**base, **settings, "train": train}))
 
 
 def test_the_workload_decides_settings_that_the_spec_leaves_out() -> None:
@@ -25,7 +25,7 @@ def test_the_workload_decides_settings_that_the_spec_leaves_out() -> None:
 
 @pytest.mark.parametrize("workload", ["mnist", "own.code:model"])
 def test_epochs_replace_steps(workload: str) -> None:
-    """Also in the task, which gets the first job's settings without those that are not set."""
+    """Also in the task, which gets the settings of the first configuration without those that are not set."""
     first = build_job({"workload": workload, "epochs": 3})
     in_task = build_job(first.train.model_dump(exclude_none=True))
     assert (first.train.epochs, first.train.steps) == (in_task.train.epochs, in_task.train.steps) == (3, None)
