@@ -56,3 +56,8 @@ class ParentConfig:
     policy: RestartPolicy = field(default_factory=RestartPolicy)
     timeouts: Timeouts = field(default_factory=Timeouts)
     stalls: StallPolicy = field(default_factory=StallPolicy)
+
+    @property
+    def is_chief_of_servers(self) -> bool:
+        """Whether the program is the chief of parameter servers and workers: only there workers are watched."""
+        return bool(self.watched_workers)

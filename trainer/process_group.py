@@ -108,8 +108,8 @@ def is_dead(pid: int) -> bool:
     return process_stat(pid)[0] in DEAD
 
 
-def is_stopped(pid: int) -> bool:
-    """Return whether a signal has stopped a process."""
+def is_suspended(pid: int) -> bool:
+    """Return whether a signal (SIGSTOP) has suspended a process."""
     return process_stat(pid)[0] in STOPPED
 
 

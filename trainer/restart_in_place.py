@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 from dataclasses import dataclass, replace
 
-from trainer.error_file import FINAL
+from trainer.error_file import FINAL, START_STEP
 from trainer.exit_codes import SIGNAL_BASE, ExitCode, RestartWhen, describe, exit_code_of, final_exit_code
 
 
@@ -95,8 +95,8 @@ def decide_restart(
     All other failures count. Not counted are:
     - a requested stop (`_UNCOUNTED`);
     - the end with DONE, if `policy.restart` is `always`;
-    - a lost peer (75), if the attempt had been `connected` to all its peers for longer than `healthy_after`, and started from a later step
-      (passed as `fingerprint`) than every earlier attempt that lost a peer: nodes come and go during a long run.
+    - a lost peer (75), if the attempt had been `connected` to all its peers for longer than `healthy_after`, and training has advanced: the
+      attempt started from a later step, which its `fingerprint` names, than every earlier one that lost a peer. Nodes come and go in a long run.
     """
     if code == ExitCode.DONE:
         return _restart(code, ran_for, history, policy) if policy.restart == "always" else NoRestart(ExitCode.DONE)
@@ -104,7 +104,8 @@ def decide_restart(
         return NoRestart(code, fingerprint[len(FINAL) :] if fingerprint.startswith(FINAL) else cause_of(code))
     if policy.restart == "exit_code" and 0 < code < SIGNAL_BASE:
         return NoRestart(final_exit_code(code), f"{_with_code(code)}; `restart: exit_code` makes exit codes below {SIGNAL_BASE} final")
-    lost_from = int(fingerprint) if code == ExitCode.PEER_LOST and fingerprint.strip().isdecimal() else history.lost_from
+    start_step = fingerprint.removeprefix(START_STEP).strip() if code == ExitCode.PEER_LOST else ""
+    lost_from = int(start_step) if start_step.isdecimal() else history.lost_from
     repeats = history.repeats + 1 if fingerprint and fingerprint == history.fingerprint else 0
     if code in _UNCOUNTED | {int(ExitCode.PEER_LOST)}:
         last_fingerprint, repeats = history.fingerprint, history.repeats  # a lost peer or a stop is no failure of this task's own

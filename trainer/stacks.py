@@ -22,7 +22,7 @@ from typing import Any
 
 from trainer import stack_signal
 from trainer.event_loop import EventLoop, Timer
-from trainer.process_group import is_dead, is_stopped, process_stat
+from trainer.process_group import is_dead, is_suspended, process_stat
 
 SOCKET_ENV = "TRAINER_STACKS"  # the path of a socket; without it, PORT of the loopback address
 PORT = 2225
@@ -148,7 +148,7 @@ class Stacks:
         self._drain()
         if time.monotonic() > self._until:
             return "was not asked: the others took too long"
-        if is_stopped(pid):
+        if is_suspended(pid):
             return "is stopped by a signal; SIGCONT continues it"
         if not _handles(pid, stack_signal.stack_signal()):
             return "does not handle the signal any more: it runs another program now"

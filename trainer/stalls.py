@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from trainer.event_loop import EventLoop, Timer
 from trainer.output import STDOUT
-from trainer.process_group import is_stopped
+from trainer.process_group import is_suspended
 from trainer.stack_reading import Activity, no_progress_message, read_activity
 from trainer.tf_config import split_address
 
@@ -62,7 +62,7 @@ class StallDetector:
         self._phase, self._step = "", None  # type: str, int | None
         self._checked = self._investigate_from = 0.0
         self._asked, self._activity = 0, Activity("unknown")
-        self._last_progress = self._phase_began = self._stopped_at = self._busy_at = 0.0
+        self._last_progress = self._phase_began = self._suspended_at = self._busy_at = 0.0
         self._stalled = self._reported_again = self._investigating = False
         self._call_times: dict[str, deque[float]] = {}  # phase -> seconds a step of its last calls
 
@@ -73,7 +73,7 @@ class StallDetector:
             return
         self._pid = pid
         self._call_times = {}
-        self._step, self._stopped_at, self._investigate_from = None, 0.0, 0.0
+        self._step, self._suspended_at, self._investigate_from = None, 0.0, 0.0
         self._checked = time.monotonic()
         self._asked, self._activity = 0, Activity("unknown")
         self._progress("program" if self._by_output else "")
@@ -145,26 +145,26 @@ class StallDetector:
         checked, self._checked = self._checked, now
         if self._pid is None or self._investigating:
             return
-        if now - checked > 3 * self._interval() + 1:  # this process itself was stopped or frozen
+        if now - checked > 3 * self._interval() + 1:  # this process itself was suspended or frozen
             self._last_progress = now
         self._report_busy(now)
-        if not is_stopped(self._pid):
-            self._last_progress = now if self._stopped_at else self._last_progress
-            self._stopped_at = 0.0
-        elif not self._stopped_at:
-            self._stopped_at = now
-        if self._stopped_at and now - self._stopped_at >= (self._limit or MIN_LIMIT):
-            self._handle_stall(now - self._stopped_at, Activity("stopped"))
+        if not is_suspended(self._pid):
+            self._last_progress = now if self._suspended_at else self._last_progress
+            self._suspended_at = 0.0
+        elif not self._suspended_at:
+            self._suspended_at = now
+        if self._suspended_at and now - self._suspended_at >= (self._limit or MIN_LIMIT):
+            self._handle_stall(now - self._suspended_at, Activity("stopped"))
         elif (
             self._phase in _TIMED
             and now - self._last_progress >= self.limit() * (1 + self._stalled)
-            and not (self._stopped_at or self._reported_again)
+            and not (self._suspended_at or self._reported_again)
         ):
             if now >= self._investigate_from:
                 self._investigate_from = now + _INVESTIGATION_INTERVAL
                 self._investigate()
-        elif self._stalled and self._phase not in _TIMED and not self._stopped_at:
-            self._progress(self._phase)  # a stopped server has continued
+        elif self._stalled and self._phase not in _TIMED and not self._suspended_at:
+            self._progress(self._phase)  # a suspended server has continued
 
     def _report_busy(self, now: float) -> None:
         takes_long = self._phase in _LONG and now - max(self._phase_began, self._busy_at) >= _BUSY_AFTER
@@ -191,7 +191,7 @@ class StallDetector:
 
     def _on_stacks(self, stacks: list[ProcessStacks], last: float) -> None:
         activity = self._activity_of(stacks)
-        if activity.kind == "peers" and self._config.watched_workers:
+        if activity.kind == "peers" and self._config.is_chief_of_servers:
             threading.Thread(target=self._probe_servers, args=(last,), name="stall", daemon=True).start()
         else:
             self._judge(activity, last)
@@ -216,7 +216,7 @@ class StallDetector:
         if not self._stalled or (lasts and not self._reported_again):
             self._stalled, self._reported_again = True, lasts
             self._emit("stalled", seconds, step=self._step, doing=activity.kind, place=activity.detail)
-            waits = activity.kind in _WAITS and not (lasts and self._config.watched_workers)
+            waits = activity.kind in _WAITS and not (lasts and self._config.is_chief_of_servers)
             if self._config.stalls.on_stall != "tell" and not waits:
                 self._end(no_progress_message(seconds, activity))
 
@@ -225,7 +225,7 @@ class StallDetector:
 
 
 def _responds(address: str) -> bool:
-    """Return whether a gRPC server accepts a connection and sends its first bytes; one that is stopped or frozen does not."""
+    """Return whether a gRPC server accepts a connection and sends its first bytes; one that is suspended or frozen does not."""
     with contextlib.suppress(OSError, ValueError), socket.create_connection(split_address(address), timeout=_PROBE_TIMEOUT) as connection:
         return bool(connection.recv(1))
     return False

@@ -120,7 +120,7 @@ def _run(task: TaskConfig, settings: TrainerSettings, port: PortHolder, report: 
     try:
         return roles.run(roles.RoleContext(task, train_config(settings), port, report, stop, began))
     except PeerLostError as error:
-        _show_error(str(error), "" if report.start_step is None else str(report.start_step))
+        _show_error(str(error), "" if report.start_step is None else f"{error_file.START_STEP}{report.start_step}")
         return ExitCode.PEER_LOST
     except StopError as error:
         _show_error(str(error))

@@ -72,7 +72,7 @@ def logs(
     from launcher.cli import formats
     from launcher.cli.backends import open_run
 
-    started_after = formats.moment(since) if since is not None else None
+    since_time = formats.moment(since) if since is not None else None
     tail = None if tail is None else min(tail, sys.maxsize)  # more than a deque, an engine or a cluster can count
     backend, run = open_run(name, on, runs, ClusterRef(context, namespace))
     all_tasks = backend.status(run).tasks
@@ -80,7 +80,7 @@ def logs(
     write = (lambda line: _json(line, raw=raw)) if as_json else _writer(tasks, timestamps=timestamps, raw=raw)
     matches = _line_filter(grep, raw=raw)
     if len(tasks) == len(all_tasks) and grep is None:
-        for line in backend.logs(run, tasks=tasks, follow=follow, since=started_after, tail=tail):
+        for line in backend.logs(run, tasks=tasks, follow=follow, since=since_time, tail=tail):
             write(line)
         return
     # The leader also reports for others: of workers on parameter servers, only it does.
@@ -88,12 +88,12 @@ def logs(
     position = Position()
     if tail is not None:
         searched = None if grep else max(_LINES_SEARCHED, tail)
-        stored = position.note(backend.logs(run, tasks=sources, follow=False, since=started_after, tail=searched))
+        stored = position.note(backend.logs(run, tasks=sources, follow=False, since=since_time, tail=searched))
         for line in _last(filter(matches, stored), tasks, tail):
             write(line)
         if not follow:
             return
-    for line in position.after(backend.logs(run, tasks=sources, follow=follow, since=position.since(sources, started_after), tail=None)):
+    for line in position.after(backend.logs(run, tasks=sources, follow=follow, since=position.since(sources, since_time), tail=None)):
         if _task_of(line) in tasks and matches(line):
             write(line)
 

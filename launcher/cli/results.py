@@ -61,10 +61,10 @@ def summary(status: RunStatus, code: int) -> dict[str, Any]:
     return {key: finite(value) for key, value in fields.items()}
 
 
-def show_summary(console: Console, backend: Backend, status: RunStatus, runs: Path, started_by: Sequence[str] = ()) -> None:
+def show_summary(console: Console, backend: Backend, status: RunStatus, runs: Path, up_arguments: Sequence[str] = ()) -> None:
     """Print the result of a run, the reason if it failed, and the commands that may come next.
 
-    `started_by` is the file and the `--set`s that `up` was given, if known.
+    `up_arguments` is the file and the `--set`s that `up` was given, if known.
     """
     mark, colour = MARKS[status.state]
     seconds = _seconds(status)
@@ -72,7 +72,7 @@ def show_summary(console: Console, backend: Backend, status: RunStatus, runs: Pa
     head = f"{status.name} {_STATE_TEXT[status.state]}{took}"
     console.print()
     console.print(Text(f"{mark} {head}" if console.is_terminal else head, style=f"bold {colour}"))
-    facts = [*_failure(backend, status, runs), *_facts(status), *_next(status, runs, started_by)]
+    facts = [*_failure(backend, status, runs), *_facts(status), *_next(status, runs, up_arguments)]
     width = max(len(name) for name, _ in facts)
     for name, value in facts:
         # Text for people wraps at words; values to copy, and all values in a pipe, are not wrapped.
@@ -114,15 +114,15 @@ def _end_of(attempt: EndedAttempt) -> str:
     return attempt.cause if attempt.exit_code is None else describe(attempt.exit_code)
 
 
-def _next(status: RunStatus, runs: Path, started_by: Sequence[str]) -> list[tuple[str, str]]:
+def _next(status: RunStatus, runs: Path, up_arguments: Sequence[str]) -> list[tuple[str, str]]:
     steps = [("run", relative_path(str(status.run_dir)))] if status.run_dir else []
     if status.checkpoint is not None:
         steps.append(("checkpoint", relative_path(status.checkpoint)))
     if status.model is not None:
         copying = "" if status.local_run_dir else f"; `{command(runs, 'get', status.name, on=status.backend)}` copies it here"
         steps.append(("model", relative_path(status.model) + copying))
-    if status.state is not State.SUCCEEDED and started_by:
-        steps.append((_next_label(status), command(runs, "up", *started_by, on=status.backend)))
+    if status.state is not State.SUCCEEDED and up_arguments:
+        steps.append((_next_label(status), command(runs, "up", *up_arguments, on=status.backend)))
     if status.tensorboard:
         steps.append(("TensorBoard", f"{status.tensorboard}, until `{command(runs, 'down', status.name, on=status.backend)}`"))
     elif status.local_run_dir and (status.local_run_dir / "logs").is_dir():

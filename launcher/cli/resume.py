@@ -61,16 +61,16 @@ def exclusive(runs: Path, name: str) -> Iterator[None]:
         yield
 
 
-def check_runs_directory(started_by: Sequence[str], runs: Path, name: str, *, fresh: bool) -> str:
+def check_runs_directory(up_arguments: Sequence[str], runs: Path, name: str, *, fresh: bool) -> str:
     """Return a notice if there is a run of that name beside the spec as well as in `runs`, else empty.
 
     Runs are under the working directory, which may differ from the spec's. If only the spec's directory has the run, `up` must not start it here
-    from the first step: that raises UsageError, unless `fresh` asks for it. `started_by` are the words after `up`, the spec's file first.
+    from the first step: that raises UsageError, unless `fresh` asks for it. `up_arguments` are the words after `up`, the spec's file first.
     """
-    beside_spec = runs_next_to(Path(started_by[0]), runs, name)
+    beside_spec = runs_next_to(Path(up_arguments[0]), runs, name)
     if beside_spec is None or DEFAULT not in backends_of(beside_spec, name):
         return ""
-    other = command(beside_spec, "up", *started_by)
+    other = command(beside_spec, "up", *up_arguments)
     if data_exists(runs, name):
         return f"another run {name} is in {beside_spec}, beside the spec; `{other}` continues that one"
     if fresh:

@@ -71,11 +71,11 @@ def up(
     spec, plan, cluster = plan_for_cluster(file, overrides or [], check_backend(on), runs, ClusterRef(context, namespace))
     backend = open_backend(on, runs, cluster)
     may_prompt = not as_json and sys.stdin.isatty() and sys.stdout.isatty()
-    started_by = (str(file), *(word for override in overrides or [] for word in ("--set", override)))
+    up_arguments = (str(file), *(word for override in overrides or [] for word in ("--set", override)))
     say = _printer(as_json=as_json)
     source = command_line.get_parameter_source("runs")
     is_named = source is not None and source.name != "DEFAULT"  # also by `--runs runs`
-    if BACKENDS[plan.target].stores_locally and not is_named and (note := check_runs_directory(started_by, runs, spec.name, fresh=fresh)):
+    if BACKENDS[plan.target].stores_locally and not is_named and (note := check_runs_directory(up_arguments, runs, spec.name, fresh=fresh)):
         say(f"notice: {note}")
     with ExitStack() as locks:
         # Held until the run has started, so that the decision below is still valid then.
@@ -88,7 +88,7 @@ def up(
         decision = decide_resume(old, changes, flags, runs, digest=plan.spec_digest, other_host=other_host)
         if decision == "complete" and old is not None:
             say(
-                f"{spec.name} is complete{_steps_done(old)}; `{command(runs, 'up', *started_by, '--fresh', on=on)}` trains it again from the first step"
+                f"{spec.name} is complete{_steps_done(old)}; `{command(runs, 'up', *up_arguments, '--fresh', on=on)}` trains it again from the first step"
             )
             return _finish(backend, old, runs, (), as_json=as_json, code=0)
         missing_webhook = () if in_namespaces(on) else supply(plan, spec)
@@ -112,7 +112,7 @@ def up(
         if detach:
             backend.start(run)
             return _detached(plan, runs, as_json=as_json)
-        return _foreground(backend, run, runs, started_by, as_json=as_json, started=locks.close)
+        return _foreground(backend, run, runs, up_arguments, as_json=as_json, started=locks.close)
 
 
 def _background_notices(spec: "ClusterSpec", on: str, wait: str, missing_webhook: Sequence[str]) -> Iterator[str]:
@@ -178,7 +178,7 @@ def _detached(plan: Plan, runs: Path, *, as_json: bool) -> int:
 
 
 def _foreground(
-    backend: Backend, run: PlannedRun, runs: Path, started_by: Sequence[str], *, as_json: bool, started: Callable[[], None]
+    backend: Backend, run: PlannedRun, runs: Path, up_arguments: Sequence[str], *, as_json: bool, started: Callable[[], None]
 ) -> int:
     from launcher.cli.follow import follow
     from launcher.cli.interrupts import Interrupts
@@ -198,7 +198,7 @@ def _foreground(
     code = EXIT_CODES[status.state]
     if interrupts.first == signal.SIGINT and status.state is not State.SUCCEEDED:
         code = INTERRUPTED
-    return _finish(backend, status, runs, started_by, as_json=as_json, code=code)
+    return _finish(backend, status, runs, up_arguments, as_json=as_json, code=code)
 
 
 def _view(name: str, tasks: list[str], *, as_json: bool) -> Any:
@@ -216,13 +216,13 @@ def _view(name: str, tasks: list[str], *, as_json: bool) -> Any:
     return PlainView(tasks)
 
 
-def _finish(backend: Backend, status: RunStatus, runs: Path, started_by: Sequence[str], *, as_json: bool, code: int) -> int:
+def _finish(backend: Backend, status: RunStatus, runs: Path, up_arguments: Sequence[str], *, as_json: bool, code: int) -> int:
     from launcher.cli.results import show_summary, summary
 
     if as_json:
         print(json.dumps(summary(status, code)), flush=True)
-    elif started_by:
+    elif up_arguments:
         from rich.console import Console
 
-        show_summary(Console(highlight=False), backend, status, runs, started_by)
+        show_summary(Console(highlight=False), backend, status, runs, up_arguments)
     return code

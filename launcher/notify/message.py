@@ -31,13 +31,13 @@ class Message:
     steps: int | None
     at: float
     started: float | None
-    about: tuple[str, ...] = ()
+    stalled_tasks: tuple[str, ...] = ()
     since: float = 0.0
 
     @property
     def keys(self) -> tuple[str, ...]:
         """The keys under which it is recorded as sent: one for the end of a run, else one for each stalled task."""
-        return tuple(f"stalled {task}" for task in self.about) or ("ended",)
+        return tuple(f"stalled {task}" for task in self.stalled_tasks) or ("ended",)
 
     @property
     def text(self) -> str:
@@ -48,7 +48,7 @@ class Message:
 
     def payload(self) -> dict[str, Any]:
         """Return the message as a JSON object. Its id is the same for each try and each process that sends it."""
-        identity = (self.name, self.backend, self.started, self.event, self.about, int(self.since))
+        identity = (self.name, self.backend, self.started, self.event, self.stalled_tasks, int(self.since))
         return {
             "version": _VERSION,
             "id": hashlib.sha256(repr(identity).encode()).hexdigest()[:16],
@@ -78,7 +78,7 @@ def stall_message(status: RunStatus) -> Message | None:
         return None
     since = min(task.stalled_since or 0.0 for task in causes)
     names = tuple(task.name for task in causes[:_MAX_TASKS])
-    return _message("stalled", status, stall_summary(status), since, about=names, since=since)
+    return _message("stalled", status, stall_summary(status), since, stalled_tasks=names, since=since)
 
 
 def variables(payload: Mapping[str, Any]) -> dict[str, str]:
@@ -87,11 +87,11 @@ def variables(payload: Mapping[str, Any]) -> dict[str, str]:
     return {f"NOTIFY_{key.upper()}": "" if payload[key] is None else str(payload[key]) for key in keys}
 
 
-def _message(event: str, status: RunStatus, reason: str, at: float, *, about: tuple[str, ...] = (), since: float = 0.0) -> Message:
+def _message(event: str, status: RunStatus, reason: str, at: float, *, stalled_tasks: tuple[str, ...] = (), since: float = 0.0) -> Message:
     line = " ".join("".join(character if character.isprintable() else " " for character in reason).split())
     short = line if len(line) <= _MAX_REASON else f"{line[: _MAX_REASON - 3]}..."
     return Message(
-        event, status.name, status.backend, str(status.state), short, status.step, status.steps, at, status.started, about, since
+        event, status.name, status.backend, str(status.state), short, status.step, status.steps, at, status.started, stalled_tasks, since
     )
 
 
@@ -111,6 +111,6 @@ class DueMessages:
         if (end := end_message(status, now)) is not None:
             return [end]
         stall = stall_message(status)
-        stalled = {} if stall is None else {name: self._stalled_since.get(name, now) for name in stall.about}
+        stalled = {} if stall is None else {name: self._stalled_since.get(name, now) for name in stall.stalled_tasks}
         self._stalled_since = stalled
         return [stall] if stall is not None and any(now - since >= STALL_GRACE for since in stalled.values()) else []

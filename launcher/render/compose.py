@@ -14,7 +14,7 @@ from launcher.plan import role_rules
 from launcher.plan.addresses import TENSORBOARD_PORT, tf_config_text
 from launcher.plan.container_paths import CONTAINER_CODE, CONTAINER_DATA, CONTAINER_RUNS
 from launcher.plan.models import Plan, Task
-from launcher.plan.role_groups import groups
+from launcher.plan.task_groups import groups
 from launcher.render import compose_extras, labels, parent_file, tensorboard_command
 from launcher.render.compose_extras import PREPARE
 from launcher.render.compose_values import IMAGE_VARIABLE, bind_relative, escaped, image, resource_limits
@@ -61,7 +61,7 @@ def compose(source: RenderSource) -> tuple[dict[str, Any], dict[str, dict[str, A
     if spec.security == "image":  # containers other than the tasks' stay hardened
         base = _container(spec, is_hardened=False)
         hardened = {MERGE: base, **_changed_items(hardened, base)}
-    role_services = {group.role: _role_service(spec, plan, group.task) for group in groups(plan)}
+    role_services = {group.role: _role_service(spec, plan, group.first_task) for group in groups(plan)}
     task_defaults = {MERGE: base, **_changed_items(_common_items(list(role_services.values())), base)}
     anchors: dict[str, dict[str, Any]] = {"labels": common, "environment": environment, "container": base, "task": task_defaults}
     roles: dict[str, dict[str, Any]] = {

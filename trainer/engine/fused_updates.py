@@ -67,7 +67,7 @@ def _adagrad_rows(
             others.append((gradient, variable))
             continue
         sums = _tensor(optimizer._accumulators[optimizer._get_variable_index(variable)])  # noqa: SLF001 - as in `apply`
-        rows = row_updates.UsedRows(_tensor(variable), {"accumulator": sums}, gradient.indices)
+        rows = row_updates.RowHandle(_tensor(variable), {"accumulator": sums}, gradient.indices)
         row_updates.update(rule, optimizer, rows, tf.cast(gradient.values, variable.dtype), rate, count, decays=False)
     return [gradient for gradient, _ in others], [variable for _, variable in others]
 

@@ -477,7 +477,7 @@ class KubernetesBackend:
 
 
 def _records(cluster: Cluster) -> list[Object]:
-    return cluster.list_objects("ConfigMap", {**status_source.OURS, COMPONENT: run_record.COMPONENT})
+    return cluster.list_objects("ConfigMap", {**status_source.OURS, COMPONENT: run_record.RECORD_COMPONENT})
 
 
 def _namespace_ref(cluster: Cluster) -> cluster_cache.NamespaceRef:

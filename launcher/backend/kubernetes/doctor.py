@@ -15,7 +15,7 @@ from launcher.errors import LauncherError, UsageError
 from launcher.plan import planner
 from launcher.plan.container_paths import CONTAINER_RUNS
 from launcher.render.kubernetes import network
-from launcher.render.kubernetes.objects import CLUSTER_LABEL, Run
+from launcher.render.kubernetes.objects import TASK_LABEL, Run
 from launcher.render.kubernetes.storage import sharing
 from launcher.spec.kubernetes import DEFAULT_VERSION, parse_version
 from launcher.spec.models import ClusterSpec, Role, Roles
@@ -212,7 +212,7 @@ def _policies(cluster: Cluster, spec: ClusterSpec) -> Iterator[CheckResult]:
             "network policies",
             f"{names}: a run's tasks may not reach {all_of(policies.lacking)}",
             f"write `kubernetes: {{egress: tasks}}`, which allows only that; "
-            f"or allow {all_of(policies.lacking)} by a policy of your own, to pods with the label {CLUSTER_LABEL}",
+            f"or allow {all_of(policies.lacking)} by a policy of your own, to pods with the label {TASK_LABEL}",
         )
     elif policies.names:
         yield ok("network policies", f"{names}: a run's tasks may send what they need")

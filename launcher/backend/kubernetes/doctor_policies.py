@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from launcher.plan.addresses import EXCHANGE_PORT, PORT
-from launcher.plan.role_groups import groups
-from launcher.render.kubernetes.objects import CLUSTER_LABEL, Object, Run, selector
+from launcher.plan.task_groups import groups
+from launcher.render.kubernetes.objects import TASK_LABEL, Object, Run, selector
 from trainer.strategies import STRATEGIES
 
 
@@ -43,7 +43,7 @@ def egress_policies(policies: Sequence[Object], run: Run) -> EgressPolicies:
     """
     names: dict[str, None] = {}
     lacking: dict[str, None] = {}
-    all_labels = [{**selector(run, group.role), CLUSTER_LABEL: run.name, **run.options.labels} for group in groups(run.plan)]
+    all_labels = [{**selector(run, group.role), TASK_LABEL: run.name, **run.options.labels} for group in groups(run.plan)]
     for labels in all_labels:
         selecting = [policy for policy in policies if _is_egress(policy) and _matches(policy["spec"].get("podSelector") or {}, labels)]
         names |= dict.fromkeys(policy["metadata"]["name"] for policy in selecting)

@@ -12,7 +12,7 @@ from launcher.backend.kubernetes.object_fields import has_ended, is_being_delete
 from launcher.errors import LauncherError, UsageError
 from launcher.plan.container_paths import CONTAINER_RUNS
 from launcher.render.kubernetes import pods, storage
-from launcher.render.kubernetes.objects import CLUSTER_LABEL, COMPONENT, HELPER_POD, TRAINER, Run, metadata, resource_list
+from launcher.render.kubernetes.objects import COMPONENT, HELPER_POD, TASK_LABEL, TRAINER, Run, metadata, resource_list
 
 # Small resources, set explicitly so that a quota admits the pod.
 _RESOURCES = {"requests": {"cpu": "100m", "memory": "128Mi"}, "limits": {"cpu": "1", "memory": "256Mi"}}
@@ -61,7 +61,7 @@ def probe(cluster: Cluster, run: Run, command: list[str], *, mounted: bool) -> N
 
     Raises LauncherError if the pod does not start, FailedPodError if it does not succeed.
     """
-    _run_command(cluster, run, command, "starting a pod", _PROBE_TIMEOUTS, mounted=mounted, labels={CLUSTER_LABEL: "doctor"})
+    _run_command(cluster, run, command, "starting a pod", _PROBE_TIMEOUTS, mounted=mounted, labels={TASK_LABEL: "doctor"})
 
 
 @contextlib.contextmanager

@@ -40,7 +40,7 @@ class _Delivery:
 
     kind: str
     event: str
-    about: tuple[str, ...]
+    stalled_tasks: tuple[str, ...]
 
 
 @dataclasses.dataclass
@@ -64,21 +64,21 @@ class Notifier:
     @property
     def busy(self) -> bool:
         """Whether a message is being sent, or the one about the run's end is still to be sent, by this or another watcher."""
-        return bool(self._sent) or any(at < math.inf for delivery, at in self._next.items() if not delivery.about)
+        return bool(self._sent) or any(at < math.inf for delivery, at in self._next.items() if not delivery.stalled_tasks)
 
     def send_due(self, status: RunStatus) -> Iterator[str]:
         """Send the messages that are due, and record the outcomes of earlier ones; yield failures. Raises LauncherError; may be called again then."""
         yield from self.record_outcomes()
         for message in self._due.check(status, self._cluster.now()):
             for kind, open_channel in self._channels().items():
-                delivery = _Delivery(kind, message.event, message.about)
+                delivery = _Delivery(kind, message.event, message.stalled_tasks)
                 if time.monotonic() >= self._next.setdefault(delivery, 0.0):
                     try:
                         wait = self._send(message, kind, open_channel)
                     except (NoChannelError, ForbiddenError) as error:
                         yield f"{message.event}: not sent by {kind}: {error.message}; {error.remedy}"
                         wait = math.inf
-                    self._next[delivery] = time.monotonic() + (min(wait, _STALL_CHECK_INTERVAL) if message.about else wait)
+                    self._next[delivery] = time.monotonic() + (min(wait, _STALL_CHECK_INTERVAL) if message.stalled_tasks else wait)
 
     def record_outcomes(self) -> Iterator[str]:
         """Record the outcomes of messages that are being sent; yield failures. Raises LauncherError; may be called again then."""

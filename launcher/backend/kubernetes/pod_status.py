@@ -21,10 +21,10 @@ from launcher.plan import role_rules
 from launcher.render.kubernetes.objects import (
     COMPONENT,
     DIGEST_ANNOTATION,
-    ENDED_BY_RUN,
-    ENDS_AFTER,
+    FOLLOWS_RUN,
     INSTANCE,
     QUEUE_LABEL,
+    SECONDS_AFTER_RUN,
     STRATEGY_ANNOTATION,
     TASKS,
 )
@@ -95,7 +95,7 @@ def tasks(snapshot: ClusterSnapshot, now: float) -> tuple[TaskStatus, ...]:
 def run_status(snapshot: ClusterSnapshot, pod_statuses: tuple[TaskStatus, ...], task_events: TaskEvents, context: RunContext) -> RunStatus:
     """Return the status of a run from its objects, the events of its tasks and the facts of `context`."""
     tasks = task_events.statuses(pod_statuses)
-    state, reason = _run_state(snapshot, pod_statuses, tasks, ready=task_events.progress.ready)
+    state, reason = _run_state(snapshot, pod_statuses, tasks, trains=task_events.progress.ready)
     started = [time for job in snapshot.jobs if (time := parse_rfc3339(job.get("status", {}).get("startTime"))) is not None]
     ended = [_ended_at(job) for job in snapshot.jobs]
     controllers = [*_by_role(snapshot.jobs)[:1], *([snapshot.jobset] if snapshot.jobset else [])]
@@ -118,7 +118,7 @@ def _by_role(jobs: Sequence[Object]) -> list[Object]:
 
 
 def _run_state(
-    snapshot: ClusterSnapshot, pod_statuses: tuple[TaskStatus, ...], tasks: tuple[TaskStatus, ...], *, ready: bool
+    snapshot: ClusterSnapshot, pod_statuses: tuple[TaskStatus, ...], tasks: tuple[TaskStatus, ...], *, trains: bool
 ) -> tuple[State, Reason]:
     jobs = _by_role(snapshot.jobs)
     if snapshot.jobset and condition(snapshot.jobset, "Completed"):
@@ -127,7 +127,7 @@ def _run_state(
     failed_jobs = [
         job
         for job in jobs
-        if condition(job, "Failed") and not (success_at is not None and annotation(job, ENDED_BY_RUN) and _failed_at(job) > success_at)
+        if condition(job, "Failed") and not (success_at is not None and annotation(job, FOLLOWS_RUN) and _failed_at(job) > success_at)
     ]
     failed = bool(failed_jobs)
     if snapshot.jobset and failed and not condition(snapshot.jobset, "Failed"):
@@ -137,7 +137,7 @@ def _run_state(
         return State.FAILED, _failure_reason(snapshot, tasks)
     if jobs and all(condition(job, "Complete") or (condition(job, "Failed") and job not in failed_jobs) for job in jobs):
         return State.SUCCEEDED, Reason()
-    return _underway(_pending_reason(snapshot, pod_statuses), pod_statuses, tasks, ready=ready)
+    return _underway(_pending_reason(snapshot, pod_statuses), pod_statuses, tasks, trains=trains)
 
 
 def _pending_reason(snapshot: ClusterSnapshot, pod_statuses: Sequence[TaskStatus]) -> Reason:
@@ -153,7 +153,7 @@ def _pending_reason(snapshot: ClusterSnapshot, pod_statuses: Sequence[TaskStatus
     return next(iter(pending), None) or next(pods, Reason())
 
 
-def _underway(pending: Reason, pod_statuses: Sequence[TaskStatus], tasks: Sequence[TaskStatus], *, ready: bool) -> tuple[State, Reason]:
+def _underway(pending: Reason, pod_statuses: Sequence[TaskStatus], tasks: Sequence[TaskStatus], *, trains: bool) -> tuple[State, Reason]:
     """Return the state: a run is running once it trains, or once the events of all tasks say that they run; running pods are not enough."""
     states = [task.state for task in tasks]
     if State.STOPPED in states and all(state in ENDED for state in states):
@@ -161,7 +161,7 @@ def _underway(pending: Reason, pod_statuses: Sequence[TaskStatus], tasks: Sequen
     # A task that, for example, cannot be scheduled or cannot pull its image keeps the run from running, whatever the others do. It has a reason;
     # a task that is merely recreated has none.
     is_blocked = any(task.state is State.PENDING and task.reason for task in pod_statuses)
-    if (ready and not is_blocked) or all(state in {State.RUNNING, State.SUCCEEDED} for state in states):
+    if (trains and not is_blocked) or all(state in {State.RUNNING, State.SUCCEEDED} for state in states):
         return State.RUNNING, pending
     waiting = (Reason(f"{task.name}: {task.reason}", task.name) for task in tasks if task.state is State.PENDING and task.reason)
     return State.PENDING, pending if pending.text else next(waiting, pending)
@@ -175,7 +175,9 @@ def has_leader(snapshot: ClusterSnapshot, job: Object) -> bool:
 def succeeded_at(snapshot: ClusterSnapshot) -> float | None:
     """Return when the last required Job of a user's program was complete; None while one is not."""
     required = [
-        job for job in snapshot.jobs if has_leader(snapshot, job) or not (annotation(job, ENDED_BY_RUN) or annotation(job, ENDS_AFTER))
+        job
+        for job in snapshot.jobs
+        if has_leader(snapshot, job) or not (annotation(job, FOLLOWS_RUN) or annotation(job, SECONDS_AFTER_RUN))
     ]
     ended = [_completed_at(snapshot, job) for job in required]
     return max((time for time in ended if time is not None), default=None) if None not in ended else None
@@ -186,7 +188,7 @@ def _completed_at(snapshot: ClusterSnapshot, job: Object) -> float | None:
     if condition(job, "Complete"):
         return parse_rfc3339(job["status"].get("completionTime"))
     first = re.match(r"0\b", str(job.get("status", {}).get("completedIndexes") or ""))
-    if not annotation(job, ENDS_AFTER) or not has_leader(snapshot, job) or not first:
+    if not annotation(job, SECONDS_AFTER_RUN) or not has_leader(snapshot, job) or not first:
         return None
     pods = [pod for pod in snapshot.pods if role_of(pod) == role_of(job) and _index(pod) == 0]
     return max((finished(pod) or 0.0 for pod in pods), default=0.0)

@@ -14,7 +14,7 @@ from launcher.backend.kubernetes.errors import ForbiddenError
 from launcher.backend.kubernetes.object_fields import is_active, is_being_deleted, phase
 from launcher.backend.kubernetes.pod_status import ClusterSnapshot, Object, node_of, task_of
 from launcher.errors import LauncherError
-from launcher.render.kubernetes.objects import CLUSTER_LABEL, ENDS_AFTER, VOLUME_LABEL
+from launcher.render.kubernetes.objects import SECONDS_AFTER_RUN, TASK_LABEL, VOLUME_LABEL
 from launcher.runs.status import RunStatus, State
 from launcher.timestamps import parse_rfc3339
 from trainer.exit_codes import ExitCode
@@ -43,7 +43,7 @@ def lost_pods(snapshot: ClusterSnapshot, now: float, lost_after: float) -> list[
 
 def _volume_first(pod: Object) -> tuple[bool, bool]:
     labels = pod["metadata"].get("labels") or {}
-    return VOLUME_LABEL not in labels, CLUSTER_LABEL in labels
+    return VOLUME_LABEL not in labels, TASK_LABEL in labels
 
 
 def deleted_since(pod: Object) -> float | None:
@@ -67,7 +67,7 @@ def unfinished_jobs(snapshot: ClusterSnapshot, now: float) -> list[tuple[Object,
 
     Each comes with the number of tasks to keep: 1 if its first task is the leader, else 0.
     """
-    waiting = [(job, float(after)) for job in snapshot.jobs if (after := pod_status.annotation(job, ENDS_AFTER))]
+    waiting = [(job, float(after)) for job in snapshot.jobs if (after := pod_status.annotation(job, SECONDS_AFTER_RUN))]
     ended = pod_status.succeeded_at(snapshot)
     if pod_status.controller_of(snapshot.jobs) or ended is None:
         return []

@@ -20,7 +20,7 @@ from launcher.render.kubernetes.objects import Run, checked, metadata
 from launcher.runs import process_identity
 from launcher.runs.status import RunStatus, TaskStatus, run_status_of
 
-COMPONENT = "record"
+RECORD_COMPONENT = "record"
 # Keys of its data.
 _SPEC, _STATUS, _STOPPING, _START, _CLAIM, _USER = "spec.json", "status.json", "stopping.json", "start", "claim", "user"
 _OBJECTS, _DIGEST = "made.json", "digest"  # the digest of the spec, as on the Jobs and in run.json
@@ -302,7 +302,7 @@ def _shortened(tasks: Sequence[dict[str, Any]]) -> Iterator[list[dict[str, Any]]
 
 
 def _manifest(cluster: Cluster, run: Run, data: dict[str, str]) -> Object:
-    own_metadata = metadata(run, name_of(run.name), COMPONENT)
+    own_metadata = metadata(run, name_of(run.name), RECORD_COMPONENT)
     return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {**own_metadata, "namespace": cluster.namespace}, "data": data}
 
 

@@ -17,7 +17,7 @@ from launcher.backend.kubernetes.run_context import RunContext
 from launcher.backend.kubernetes.task_events import TaskEvents
 from launcher.errors import LauncherError
 from launcher.notify import ledger
-from launcher.render.kubernetes.objects import ATTENDANT, CLUSTER_LABEL, INSTANCE, NAME_LABEL, VOLUME_LABEL
+from launcher.render.kubernetes.objects import ATTENDANT, INSTANCE, NAME_LABEL, TASK_LABEL, VOLUME_LABEL
 from launcher.runs.progress import STATUS_LINES
 from launcher.runs.status import EndedAttempt, Location, RunStatus, State
 from launcher.spec.names import RUN_VOLUME
@@ -43,7 +43,7 @@ def labels_of(run: str) -> dict[str, str]:
 
 def pods_of(cluster: Cluster, run: str) -> list[Object]:
     """Return the pods of a run's tasks."""
-    return cluster.list_objects("Pod", {CLUSTER_LABEL: run})
+    return cluster.list_objects("Pod", {TASK_LABEL: run})
 
 
 def gather(cluster: Cluster, run: str) -> ClusterSnapshot:
@@ -63,7 +63,7 @@ class RunInformer:
 
     def pods(self) -> list[Object]:
         """Return the pods of the run's tasks."""
-        return [pod for pod in self._pods.objects() if _has(pod, CLUSTER_LABEL)]
+        return [pod for pod in self._pods.objects() if _has(pod, TASK_LABEL)]
 
     def poll_soon(self) -> None:
         """Poll as often as after a change: something may have ended."""
@@ -99,7 +99,7 @@ class RunInformer:
         )
         queued = tuple(cluster.list_or_empty("Workload") or cluster.list_or_empty("Workload (v1beta1)")) if is_queued else ()
         snapshot = ClusterSnapshot(run, jobs, pods, jobset=jobset, queued=queued)
-        tasks = [pod for pod in pods if _has(pod, CLUSTER_LABEL)]
+        tasks = [pod for pod in pods if _has(pod, TASK_LABEL)]
         started = sum(phase(pod) in {"Running", "Succeeded"} for pod in tasks)
         pods_by_role = Counter(map(pod_status.role_of, tasks))
         lacking = [job for job in jobs if not same_pods or pods_by_role[pod_status.role_of(job)] < _completions(job)]
@@ -138,7 +138,7 @@ def relevant_pods(pods: Iterable[Object]) -> list[Object]:
     Pods that mount a volume for one node are scheduled to the node where one of them is, until that one has ended. So a pod of TensorBoard that
     is being deleted on a node that does not answer keeps the chief's next pod from every other node.
     """
-    return [pod for pod in pods if _has(pod, CLUSTER_LABEL) or (_may_block(pod) and is_being_deleted(pod) and is_active(pod))]
+    return [pod for pod in pods if _has(pod, TASK_LABEL) or (_may_block(pod) and is_being_deleted(pod) and is_active(pod))]
 
 
 def _may_block(pod: Object) -> bool:

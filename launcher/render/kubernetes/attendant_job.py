@@ -2,7 +2,7 @@
 
 from launcher.errors import UsageError
 from launcher.images import attendant_image
-from launcher.plan.role_groups import groups
+from launcher.plan.task_groups import groups
 from launcher.render.kubernetes import network, pods
 from launcher.render.kubernetes.jobs import time_to_live
 from launcher.render.kubernetes.objects import ATTENDANT, Object, Run, checked, metadata, pod_metadata, provenance, resource_list, selector

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from launcher.errors import UsageError
-from launcher.plan.role_groups import RoleGroup
+from launcher.plan.task_groups import TaskGroup
 from launcher.render.kubernetes.objects import RESTRICTED_SECURITY_CONTEXT, Object, Run, env, literal, resources
 from launcher.spec import role_programs
 from launcher.spec.containers import Container, Mount
@@ -12,7 +12,7 @@ from launcher.spec.names import RUN_VOLUME, TMP
 from launcher.spec.role_programs import init_containers_of, roles_of, sidecars_of, volumes_of
 
 
-def init_containers(run: Run, group: RoleGroup) -> Object:
+def init_containers(run: Run, group: TaskGroup) -> Object:
     """Return the pod's field `initContainers` with the init containers, then the sidecars; no field if there are none.
 
     A sidecar is an init container for which Kubernetes does not wait, and which it restarts until the task has ended.
@@ -33,12 +33,12 @@ def mounted(run: Run, role_name: str) -> set[str]:
     }
 
 
-def _container(run: Run, group: RoleGroup, container: Container) -> Object:
-    is_hardened = group.task.is_hardened
+def _container(run: Run, group: TaskGroup, container: Container) -> Object:
+    is_hardened = group.first_task.is_hardened
     home = {"HOME": TMP} if is_hardened and "HOME" not in container.env else {}
     fields: Object = {
         "name": container.name,
-        "image": container.image or group.task.image or run.image,
+        "image": container.image or group.first_task.image or run.image,
         "imagePullPolicy": run.options.image_pull_policy,
         "command": [literal(word) for word in container.command or ()],
         "args": [literal(word) for word in container.args],
@@ -52,14 +52,14 @@ def _container(run: Run, group: RoleGroup, container: Container) -> Object:
     return {key: value for key, value in fields.items() if value not in (None, [])}
 
 
-def _mounts(run: Run, group: RoleGroup, container: Container) -> list[Object]:
+def _mounts(run: Run, group: TaskGroup, container: Container) -> list[Object]:
     volumes = {volume.name: volume for volume in volumes_of(run.spec)}
     # Each has its own /tmp, as the task has: no other directory is writable.
-    own: list[Object] = [{"name": "tmp", "mountPath": TMP, "subPath": container.name}] if group.task.is_hardened else []
+    own: list[Object] = [{"name": "tmp", "mountPath": TMP, "subPath": container.name}] if group.first_task.is_hardened else []
     return own + [_mount(group, container, mount, volumes) for mount in container.mounts]
 
 
-def _mount(group: RoleGroup, container: Container, mount: Mount, volumes: Mapping[str, Volume]) -> Object:
+def _mount(group: TaskGroup, container: Container, mount: Mount, volumes: Mapping[str, Volume]) -> Object:
     if mount.volume == RUN_VOLUME:
         if not group.mounts_run_dir:
             raise UsageError(

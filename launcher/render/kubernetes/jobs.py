@@ -4,12 +4,12 @@ import math
 
 from launcher.errors import UsageError
 from launcher.plan import role_rules
-from launcher.plan.role_groups import RoleGroup, groups
+from launcher.plan.task_groups import TaskGroup, groups
 from launcher.render.kubernetes import pods
 from launcher.render.kubernetes.objects import (
-    ENDED_BY_RUN,
-    ENDS_AFTER,
+    FOLLOWS_RUN,
     QUEUE_LABEL,
+    SECONDS_AFTER_RUN,
     TASKS,
     TRAINER,
     Object,
@@ -36,13 +36,13 @@ def jobs(run: Run) -> list[Object]:
     return [_job(run, group) for group in groups(run.plan)]
 
 
-def job_spec(run: Run, group: RoleGroup, *, retries: int, in_jobset: bool = False) -> Object:
+def job_spec(run: Run, group: TaskGroup, *, retries: int, in_jobset: bool = False) -> Object:
     """Return the specification of a role's Job; each of its tasks is restarted up to `retries` times after failures that count.
 
     With `in_jobset` the Job belongs to a JobSet, which restarts or ends all its Jobs when one fails.
     """
     checked(f"{run.name}-{group.role}-{group.count - 1}")  # the host name of its last pod
-    if group.task.restart.when == "always" and not role_rules.has_parent(group.task):
+    if group.first_task.restart.when == "always" and not role_rules.has_parent(group.first_task):
         raise UsageError(
             f"roles.{group.role}.restart is always; Kubernetes only restarts the pod of a Job after failures",
             "write `command` in the role and remove `supervise: false`, so that it runs under the trainer's parent; or remove `restart`",
@@ -62,7 +62,7 @@ def job_spec(run: Run, group: RoleGroup, *, retries: int, in_jobset: bool = Fals
     return spec
 
 
-def _backoff_limit(run: Run, group: RoleGroup, retries: int) -> Object:
+def _backoff_limit(run: Run, group: TaskGroup, retries: int) -> Object:
     """Return how often the pods of a Job are replaced after failures.
 
     Failures are counted for each task, each with its own back-off. `backoffLimit` counts all pods of a Job together: with it, a hundred workers
@@ -72,10 +72,10 @@ def _backoff_limit(run: Run, group: RoleGroup, retries: int) -> Object:
     return per_task if per_task and group.count > 1 else {"backoffLimit": retries}
 
 
-def _failure_rules(run: Run, group: RoleGroup, *, in_jobset: bool, may_exceed_storage: bool) -> list[Object]:
+def _failure_rules(run: Run, group: TaskGroup, *, in_jobset: bool, may_exceed_storage: bool) -> list[Object]:
     """Return the rules for the exit codes of docs/architecture.md. The first rule that matches applies; other failures count."""
     final = [int(ExitCode.FINAL_FAILURE)]
-    if group.task.restart.when == "exit_code" and not role_rules.has_parent(group.task):
+    if group.first_task.restart.when == "exit_code" and not role_rules.has_parent(group.first_task):
         final = list(range(1, SIGNAL_BASE))
     if _exits_if_chief_is_lost(run, group) or (not in_jobset and _waits_for_another_job(run, group)):
         # The trainer has already waited for its peers: the run is over, and more attempts would only keep the nodes occupied.
@@ -87,33 +87,33 @@ def _failure_rules(run: Run, group: RoleGroup, *, in_jobset: bool, may_exceed_st
     if pods.killed_if_evicted(run, group) or not may_exceed_storage:
         # Otherwise a pod that exceeded its storage may end with this code, too, and no condition distinguishes its eviction from a deletion.
         rules.append(_on_exit("Ignore", "In", [int(ExitCode.STOPPED)]))
-    if role_rules.has_parent(group.task):
+    if role_rules.has_parent(group.first_task):
         # The parent has restarted it limits.max_restarts times before it exits with a failure.
         rules.append(_on_exit("FailJob", "NotIn", list(_RETRYABLE)))
     return rules
 
 
-def _exits_if_chief_is_lost(run: Run, group: RoleGroup) -> bool:
+def _exits_if_chief_is_lost(run: Run, group: TaskGroup) -> bool:
     """Return whether the tasks exit with PEER_LOST if their chief is unreachable for limits.orphan_timeout, or has failed for good."""
     if run.spec.train is None:
-        return role_rules.has_parent(group.task) and role_rules.can_report_end(run.plan) and not _has_leader(run, group)
+        return role_rules.has_parent(group.first_task) and role_rules.can_report_end(run.plan) and not _has_leader(run, group)
     return group.role == "evaluator" or is_server(run.plan.strategy, group.role)
 
 
-def _has_leader(run: Run, group: RoleGroup) -> bool:
+def _has_leader(run: Run, group: TaskGroup) -> bool:
     return group.role == role_rules.leading_role_name(task.name for task in run.plan.tasks)
 
 
-def _waits_for_another_job(run: Run, group: RoleGroup) -> bool:
+def _waits_for_another_job(run: Run, group: TaskGroup) -> bool:
     """Return whether the tasks need those of another Job, and wait limits.start_timeout for them.
 
     These are the chief of ps and workers, and tasks that restore together. They do not learn that the other Job has failed
     for good; if a task of their own Job fails for good, Kubernetes ends them.
     """
     if run.plan.strategy in SERVER_STRATEGIES:
-        return role_rules.has_parent(group.task) and _has_leader(run, group)
+        return role_rules.has_parent(group.first_task) and _has_leader(run, group)
     others = [other for other in groups(run.plan) if other.role != group.role]
-    return role_rules.has_parent(group.task) and group.scope == "all" and any(other.scope == "all" for other in others)
+    return role_rules.has_parent(group.first_task) and group.scope == "all" and any(other.scope == "all" for other in others)
 
 
 def _on_exit(action: str, operator: str, values: list[int]) -> Object:
@@ -132,7 +132,7 @@ def queue_labels(run: Run) -> dict[str, str]:
     return {QUEUE_LABEL: run.options.queue} if run.options.queue else {}
 
 
-def success_policy(run: Run, group: RoleGroup) -> Object:
+def success_policy(run: Run, group: TaskGroup) -> Object:
     """Return the success policy of a `command` whose other tasks do not end by themselves: the success of index 0 completes the Job.
 
     A Job of workers of an all-reduce has none: they have the time in `limits` to end.
@@ -143,27 +143,27 @@ def success_policy(run: Run, group: RoleGroup) -> Object:
     return supported(run, {"successPolicy": {"rules": [{"succeededIndexes": "0"}]}})
 
 
-def is_ended_by_launcher(run: Run, group: RoleGroup) -> bool:
+def is_ended_by_launcher(run: Run, group: TaskGroup) -> bool:
     """Return whether nothing in the cluster ends a Job when the run has succeeded, so that a watching launcher has to."""
     outlives = not group.required or (group.count > 1 and run.spec.success == "chief" and not success_policy(run, group))
     return _is_unaware_of_end(run, group) and outlives
 
 
-def _end_annotations(run: Run, group: RoleGroup) -> dict[str, str]:
+def _end_annotations(run: Run, group: TaskGroup) -> dict[str, str]:
     """Return the annotations of a program's Job: whether its end says nothing about the run, and when the watching launcher ends it."""
     if run.spec.train is not None:
         return {}
     if not is_ended_by_launcher(run, group):
-        return {} if group.required else {ENDED_BY_RUN: "true"}
-    return {ENDS_AFTER: f"{run.plan.end_graces[group.role]:g}", TASKS: str(group.count)}
+        return {} if group.required else {FOLLOWS_RUN: "true"}
+    return {SECONDS_AFTER_RUN: f"{run.plan.end_graces[group.role]:g}", TASKS: str(group.count)}
 
 
-def _is_unaware_of_end(run: Run, group: RoleGroup) -> bool:
-    return run.spec.train is None and not (role_rules.has_parent(group.task) and role_rules.can_report_end(run.plan))
+def _is_unaware_of_end(run: Run, group: TaskGroup) -> bool:
+    return run.spec.train is None and not (role_rules.has_parent(group.first_task) and role_rules.can_report_end(run.plan))
 
 
-def _job(run: Run, group: RoleGroup) -> Object:
-    spec = job_spec(run, group, retries=group.task.restart.max_restarts)
+def _job(run: Run, group: TaskGroup) -> Object:
+    spec = job_spec(run, group, retries=group.first_task.restart.max_restarts)
     template = spec.pop("template")
     spec |= time_to_live(run) | success_policy(run, group)
     spec["template"] = template

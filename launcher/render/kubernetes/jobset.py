@@ -7,7 +7,7 @@ import dataclasses
 
 from launcher.plan import role_rules
 from launcher.plan.addresses import PORT, with_addresses
-from launcher.plan.role_groups import RoleGroup, groups
+from launcher.plan.task_groups import TaskGroup, groups
 from launcher.render.kubernetes import jobs, storage
 from launcher.render.kubernetes.objects import Object, Run, checked, metadata, provenance
 
@@ -66,9 +66,9 @@ def notes(run: Run) -> list[str]:
     return notices
 
 
-def _replicated_job(run: Run, group: RoleGroup) -> Object:
+def _replicated_job(run: Run, group: TaskGroup) -> Object:
     # If all tasks have to restore together, the first failure that counts restarts the set.
-    retries = 0 if group.scope == "all" else group.task.restart.max_restarts
+    retries = 0 if group.scope == "all" else group.first_task.restart.max_restarts
     spec = jobs.job_spec(run, group, retries=retries, in_jobset=True) | jobs.success_policy(run, group)
     # The JobSet sets the pods' subdomain.
     spec["template"]["spec"].pop("subdomain", None)
@@ -78,12 +78,12 @@ def _replicated_job(run: Run, group: RoleGroup) -> Object:
     return {"name": group.role, "replicas": 1, "template": {"metadata": head, "spec": spec}}
 
 
-def _ends_by_itself(run: Run, group: RoleGroup) -> bool:
+def _ends_by_itself(run: Run, group: TaskGroup) -> bool:
     """Return whether the trainer's parent ends the tasks of a user's program after the end of the run."""
-    return run.spec.train is None and role_rules.has_parent(group.task) and role_rules.can_report_end(run.plan)
+    return run.spec.train is None and role_rules.has_parent(group.first_task) and role_rules.can_report_end(run.plan)
 
 
-def _failure_policy(by_role: tuple[RoleGroup, ...]) -> Object:
+def _failure_policy(by_role: tuple[TaskGroup, ...]) -> Object:
     """Return the rules of which roles restart together; see docs/architecture.md, "Who restarts what"."""
     restarted_alone = [group.role for group in by_role if group.scope == "alone"]
     restarted_together = [group.role for group in by_role if group.scope == "all"]
@@ -93,5 +93,7 @@ def _failure_policy(by_role: tuple[RoleGroup, ...]) -> Object:
         rules.append({"name": "alone", "action": "FailJobSet", "targetReplicatedJobs": restarted_alone})
     if restarted_together:
         rules.append({"name": "together", "action": "RestartJobSet", "targetReplicatedJobs": restarted_together})
-    max_restarts = max(group.task.restart.max_restarts for group in by_role if group.role in restarted_together or not restarted_together)
+    max_restarts = max(
+        group.first_task.restart.max_restarts for group in by_role if group.role in restarted_together or not restarted_together
+    )
     return {"maxRestarts": max_restarts, "rules": rules}

@@ -8,7 +8,7 @@ from launcher.plan.addresses import TENSORBOARD_PORT
 from launcher.render import tensorboard_command
 from launcher.render.kubernetes import attendant_job, configmaps, jobs, jobset, network, pods, storage
 from launcher.render.kubernetes.objects import (
-    ENDS_AFTER,
+    SECONDS_AFTER_RUN,
     TENSORBOARD,
     Object,
     Run,
@@ -118,7 +118,9 @@ def _notes(source: RenderSource) -> list[str]:
     notices = [*notes(run, objects(run)), *run.plan.notices, *_unsent_messages(source.spec)]
     if run.options.gang == "jobset":
         return [*jobset.notes(run), *notices]
-    if run.options.attendant is None and any(ENDS_AFTER in (manifest["metadata"].get("annotations") or {}) for manifest in objects(run)):
+    if run.options.attendant is None and any(
+        SECONDS_AFTER_RUN in (manifest["metadata"].get("annotations") or {}) for manifest in objects(run)
+    ):
         notices.append(
             "tasks without the trainer's parent do not end with the run by themselves: `launcher up` or `launcher wait` ends them, or an attendant"
             " (kubernetes.attendant), or delete their Jobs"

@@ -1,7 +1,7 @@
 """The network of a run: the headless Service by which its tasks find each other, and the NetworkPolicies about other pods. Pure."""
 
 from launcher.plan.addresses import EXCHANGE_PORT, PORT, TENSORBOARD_PORT
-from launcher.render.kubernetes.objects import CLUSTER_LABEL, TENSORBOARD, Object, Run, checked, metadata, selector
+from launcher.render.kubernetes.objects import TASK_LABEL, TENSORBOARD, Object, Run, checked, metadata, selector
 from trainer.strategies import STRATEGIES
 
 # DNS anywhere: it may be in another namespace or on the node. Its pods may listen on 5353, e.g. on OpenShift.
@@ -38,7 +38,7 @@ def policies(run: Run) -> list[Object]:
 
 
 def _tasks(run: Run) -> dict[str, str]:
-    return {CLUSTER_LABEL: run.name}
+    return {TASK_LABEL: run.name}
 
 
 def _uses_other_ports(run: Run) -> bool:

@@ -30,18 +30,18 @@ NAME_LABEL = "app.kubernetes.io/name"
 INSTANCE = "app.kubernetes.io/instance"
 COMPONENT = "app.kubernetes.io/component"
 MANAGED_BY = "app.kubernetes.io/managed-by"
-# On the pods of the tasks, the members of the cluster, and on no others.
-CLUSTER_LABEL = "tf-launcher/cluster"
+# On the pods of every role's tasks, the evaluator's too, and on no others, beside a helper pod of `doctor`.
+TASK_LABEL = "tf-launcher/cluster"
 # On every pod that mounts the run's volume, if those have to be on one node.
 VOLUME_LABEL = "tf-launcher/volume"
 DIGEST_ANNOTATION = "tf-launcher/spec-digest"
 STRATEGY_ANNOTATION = "tf-launcher/strategy"
 # https://kueue.sigs.k8s.io/docs/tasks/run/jobs/
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
-# "true" on a Job that its tasks' parents end with the run: its own end says nothing about the run.
-ENDED_BY_RUN = "tf-launcher/follows"
+# "true" on a Job whose tasks end themselves once the run has ended: the end of such a Job says nothing about the run.
+FOLLOWS_RUN = "tf-launcher/follows"
 # On a Job that nothing in the cluster ends with the run: the seconds from the run's end until the launcher ends it, and its number of tasks.
-ENDS_AFTER = "tf-launcher/ends-after"
+SECONDS_AFTER_RUN = "tf-launcher/ends-after"
 TASKS = "tf-launcher/tasks"
 
 # The first version with a field by default, without a feature gate.

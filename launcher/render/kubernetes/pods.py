@@ -9,14 +9,14 @@ from launcher.errors import UsageError
 from launcher.plan import role_rules
 from launcher.plan.container_paths import CONTAINER_CODE, CONTAINER_PARENT
 from launcher.plan.models import Task
-from launcher.plan.role_groups import RoleGroup
+from launcher.plan.task_groups import TaskGroup
 from launcher.render.kubernetes import extra_containers, storage
 from launcher.render.kubernetes.configmaps import CLUSTER_KEY, cluster_name, code_name, items, parent_name
 from launcher.render.kubernetes.merge import merge
 from launcher.render.kubernetes.objects import (
     ATTENDANT,
-    CLUSTER_LABEL,
     RESTRICTED_SECURITY_CONTEXT,
+    TASK_LABEL,
     TENSORBOARD,
     TRAINER,
     Object,
@@ -42,17 +42,17 @@ _NVIDIA_PREFIX, _GPU_TAINT = "nvidia.com/", "nvidia.com/gpu"
 _PARENT_VOLUME = "tf-launcher"  # the volume with the parent of a command
 
 
-def template(run: Run, group: RoleGroup) -> Object:
+def template(run: Run, group: TaskGroup) -> Object:
     """Return the pod template of a role, including the user's overrides."""
     metadata = pod_metadata(run, group.role)
-    metadata["labels"] |= {CLUSTER_LABEL: run.name}
+    metadata["labels"] |= {TASK_LABEL: run.name}
     if group.mounts_run_dir:
         metadata["labels"] |= storage.volume_labels(run)
     spec: Object = {
         "restartPolicy": "Never",
         "subdomain": run.name,
         "terminationGracePeriodSeconds": math.ceil(run.plan.grace_period),
-        **(hardened(run) if group.task.is_hardened else _unhardened(run, group)),
+        **(hardened(run) if group.first_task.is_hardened else _unhardened(run, group)),
         **_scheduling(run, group),
         **({"automountServiceAccountToken": True} if run.options.service_account else {}),
         **extra_containers.init_containers(run, group),
@@ -62,9 +62,9 @@ def template(run: Run, group: RoleGroup) -> Object:
     return with_overrides(run, group.role, {"metadata": metadata, "spec": spec})
 
 
-def killed_if_evicted(run: Run, group: RoleGroup) -> bool:
+def killed_if_evicted(run: Run, group: TaskGroup) -> bool:
     """Return whether a task that is evicted for using too much is killed before it can exit with 143, unlike a task that is deleted."""
-    return role_rules.has_parent(group.task) and run.plan.grace_period > _STOP_SECONDS
+    return role_rules.has_parent(group.first_task) and run.plan.grace_period > _STOP_SECONDS
 
 
 def may_exceed_storage(template: Object) -> bool:
@@ -100,7 +100,7 @@ def hardened(run: Run) -> Object:
     return _pod_fields(run, {"runAsNonRoot": True, "runAsUser": user, "runAsGroup": user, **_group_fields(run)})
 
 
-def _unhardened(run: Run, group: RoleGroup) -> Object:
+def _unhardened(run: Run, group: TaskGroup) -> Object:
     """Return these fields for a pod whose user is that of its image, and which can write to the run's volume by its group."""
     return _pod_fields(run, _group_fields(run) if group.mounts_run_dir else {})
 
@@ -144,10 +144,10 @@ def tmp() -> tuple[Object, Object]:
     return {"name": "tmp", "emptyDir": {}}, {"name": "tmp", "mountPath": TMP}
 
 
-def _task_container(run: Run, group: RoleGroup) -> Object:
-    container = base_container(run, TRAINER, group.task.command, task=group.task)
-    if group.task.cwd is not None:
-        container["workingDir"] = group.task.cwd
+def _task_container(run: Run, group: TaskGroup) -> Object:
+    container = base_container(run, TRAINER, group.first_task.command, task=group.first_task)
+    if group.first_task.cwd is not None:
+        container["workingDir"] = group.first_task.cwd
     env_from = [_env_from(source) for source in run.options.env_from if source.name is None]
     if env_from:
         container["envFrom"] = env_from
@@ -155,21 +155,23 @@ def _task_container(run: Run, group: RoleGroup) -> Object:
     role = _role(run, group)
     if container_resources := resources(run, role.cpu, role.memory, {run.options.gpu_resource: str(role.gpus)} if role.gpus else None):
         container["resources"] = container_resources
-    container["ports"] = [{"name": "grpc", "containerPort": int(group.task.address.rpartition(":")[2])}] if group.task.address else []
+    container["ports"] = (
+        [{"name": "grpc", "containerPort": int(group.first_task.address.rpartition(":")[2])}] if group.first_task.address else []
+    )
     container["volumeMounts"] = _mounts(run, group)
     return {key: value for key, value in container.items() if value != []}
 
 
-def _env(run: Run, group: RoleGroup) -> list[Object]:
-    values = ({"HOME": TMP} if group.task.is_hardened else {}) | group.task.env
+def _env(run: Run, group: TaskGroup) -> list[Object]:
+    values = ({"HOME": TMP} if group.first_task.is_hardened else {}) | group.first_task.env
     if killed_if_evicted(run, group):
         values |= {"TRAINER_STOP_SECONDS": str(_STOP_SECONDS)}
     single = [_env_value(source) for source in run.options.env_from if source.name is not None]
     replaced = {entry["name"] for entry in single}
-    task_type = group.task.tf_config["task"]["type"]
+    task_type = group.first_task.tf_config["task"]["type"]
     tf_config = f'{{"cluster":$(TF_CLUSTER),"task":{{"type":"{task_type}","index":$(JOB_COMPLETION_INDEX)}}}}'
     return [
-        *(entry for entry in [*env(values), *env(group.task.secrets)] if entry["name"] not in replaced),
+        *(entry for entry in [*env(values), *env(group.first_task.secrets)] if entry["name"] not in replaced),
         *single,
         {"name": "TF_CLUSTER", "valueFrom": {"configMapKeyRef": {"name": cluster_name(run), "key": CLUSTER_KEY}}},
         {"name": "JOB_COMPLETION_INDEX", "valueFrom": {"fieldRef": {"fieldPath": _COMPLETION_INDEX}}},
@@ -193,13 +195,13 @@ def _optional(source: EnvSource) -> Object:
     return {"optional": True} if source.optional else {}
 
 
-def _role(run: Run, group: RoleGroup) -> Role:
+def _role(run: Run, group: TaskGroup) -> Role:
     return roles_of(run.spec)[group.role]
 
 
-def _volumes(run: Run, group: RoleGroup) -> list[Object]:
+def _volumes(run: Run, group: TaskGroup) -> list[Object]:
     own = [
-        *([tmp()[0]] if group.task.is_hardened else []),
+        *([tmp()[0]] if group.first_task.is_hardened else []),
         {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": run.options.shm_size}},
     ]
     if group.mounts_run_dir:
@@ -208,7 +210,7 @@ def _volumes(run: Run, group: RoleGroup) -> list[Object]:
         own.insert(0, storage.scratch())
     if run.spec.code is not None:
         own.append({"name": "code", "configMap": {"name": code_name(run), "defaultMode": _EXECUTABLE, **_key_to_path(run)}})
-    if role_rules.parent_is_injected(group.task):
+    if role_rules.parent_is_injected(group.first_task):
         own.append({"name": _PARENT_VOLUME, "configMap": {"name": parent_name(run)}})
     extra_mounts = extra_containers.mounted(run, group.role)
     return own + [
@@ -228,13 +230,13 @@ def _key_to_path(run: Run) -> Object:
     return {"items": entries} if any(item["key"] != item["path"] for item in entries) else {}
 
 
-def _mounts(run: Run, group: RoleGroup) -> list[Object]:
-    own = [*([tmp()[1]] if group.task.is_hardened else []), {"name": "shm", "mountPath": "/dev/shm"}]  # noqa: S108
+def _mounts(run: Run, group: TaskGroup) -> list[Object]:
+    own = [*([tmp()[1]] if group.first_task.is_hardened else []), {"name": "shm", "mountPath": "/dev/shm"}]  # noqa: S108
     if group.mounts_run_dir or _has_scratch(run):
         own.insert(0, storage.mount())
     if run.spec.code is not None:
         own.append({"name": "code", "mountPath": CONTAINER_CODE, "readOnly": True})
-    if role_rules.parent_is_injected(group.task):
+    if role_rules.parent_is_injected(group.first_task):
         own.append({"name": _PARENT_VOLUME, "mountPath": posixpath.dirname(CONTAINER_PARENT), "readOnly": True})
     for extra in volumes_of(run.spec):
         if _is_mounted(extra, group):
@@ -243,11 +245,11 @@ def _mounts(run: Run, group: RoleGroup) -> list[Object]:
     return own
 
 
-def _is_mounted(extra: Volume, group: RoleGroup) -> bool:
+def _is_mounted(extra: Volume, group: TaskGroup) -> bool:
     return extra.mount_path is not None and (not extra.roles or group.role in extra.roles)
 
 
-def _scheduling(run: Run, group: RoleGroup) -> Object:
+def _scheduling(run: Run, group: TaskGroup) -> Object:
     options, role = run.options, _role(run, group)
     fields: Object = {}
     if options.runtime_class and role.gpus:
@@ -291,9 +293,9 @@ def tolerations(options: Kubernetes, role: Role | None = None, *, on_gpus: bool 
     return [*({"key": key, "operator": "Exists", "effect": "NoSchedule"} for key in dict.fromkeys(taints)), *configured]
 
 
-def _affinity(run: Run, group: RoleGroup) -> Object:
+def _affinity(run: Run, group: TaskGroup) -> Object:
     affinity = storage.volume_affinity(run, group.role) if group.mounts_run_dir else {}
     if run.options.placement == "pack":
-        term = {"labelSelector": {"matchLabels": {CLUSTER_LABEL: run.name}}, "topologyKey": run.options.placement_key}
+        term = {"labelSelector": {"matchLabels": {TASK_LABEL: run.name}}, "topologyKey": run.options.placement_key}
         affinity["preferredDuringSchedulingIgnoredDuringExecution"] = [{"weight": 100, "podAffinityTerm": term}]
     return affinity

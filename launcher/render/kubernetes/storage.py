@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from launcher.errors import UsageError
 from launcher.plan.container_paths import CONTAINER_RUNS
 from launcher.plan.models import RoleName
-from launcher.plan.role_groups import groups
 from launcher.plan.role_rules import leading_role_name
+from launcher.plan.task_groups import groups
 from launcher.render.kubernetes.objects import COMPONENT, TENSORBOARD, VOLUME_LABEL, Object, Run, metadata
 from launcher.spec.models import ClusterSpec
 from launcher.spec.names import RUN_VOLUME

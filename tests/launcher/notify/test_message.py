@@ -68,7 +68,7 @@ def test_an_id_is_the_same_for_every_sender_and_differs_for_the_next_start() -> 
 def test_a_stall_that_lasts_is_reported_with_the_task_that_blocks_the_others() -> None:
     due = DueMessages()
     [message] = due_after_grace(due, running(task("chief", "servers"), task("ps-0", "stopped")))
-    assert (message.event, message.about, message.since) == ("stalled", ("ps-0",), 900.0)
+    assert (message.event, message.stalled_tasks, message.since) == ("stalled", ("ps-0",), 900.0)
     assert message.text == "digits makes no progress at step 7: ps-0 makes no progress since 1970-01-01T00:15:00Z: stopped"
 
 
@@ -87,7 +87,7 @@ def test_stalls_of_one_task_are_reported_once_an_hour_and_another_task_s_at_once
     later = dataclasses.replace(first, since=NOW + 300)
     assert ledger.wait_time(entries, later, "webhook", NOW + 400) is None
     assert ledger.wait_time(entries, later, "webhook", NOW + 3600) == 0.0
-    assert ledger.wait_time(entries, dataclasses.replace(later, about=("ps-0",)), "webhook", NOW + 400) == 0.0
+    assert ledger.wait_time(entries, dataclasses.replace(later, stalled_tasks=("ps-0",)), "webhook", NOW + 400) == 0.0
     assert ledger.wait_time(entries, first, "command", NOW) == 0.0
 
 
@@ -111,6 +111,6 @@ def test_a_stall_of_very_many_tasks_is_one_message_and_few_entries() -> None:
     assert len(message.keys) == 20
     entries: list[ledger.Entry] = []
     for number in range(50):
-        next_message = dataclasses.replace(message, about=tuple(f"worker-{number}-{index}" for index in range(20)))
+        next_message = dataclasses.replace(message, stalled_tasks=tuple(f"worker-{number}-{index}" for index in range(20)))
         entries = ledger.with_outcome(entries, next_message, "webhook", {"at": NOW, "state": ledger.SENT})
     assert len(entries) == 100

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from trainer.engine import fused_updates, weight_decay
 from trainer.engine.embeddings import layers, row_updates
-from trainer.engine.embeddings.row_updates import UsedRows
+from trainer.engine.embeddings.row_updates import RowHandle
 from trainer.engine.embeddings.table_parts import TableParts
 from trainer.engine.train_config import TrainConfig
 from trainer.settings import Embeddings
@@ -88,7 +88,7 @@ class LocalTables:
         dense, values = row_updates.clipped(optimizer, reduced[: len(dense)], [mean.values for mean in means])
         rate, count = row_updates.rate_and_count(optimizer)
         for (rows, _), mean, gradient in zip(tables, means, values, strict=True):
-            used = UsedRows(rows.variable, rows.slots, mean.indices)
+            used = RowHandle(rows.variable, rows.slots, mean.indices)
             row_updates.update(self._rule, optimizer, used, gradient, rate, count, decays=rows.decays)
         fused_updates.apply(optimizer, dense, others)
         return waited

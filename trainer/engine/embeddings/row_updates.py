@@ -15,8 +15,8 @@ import tensorflow as tf
 from trainer.workloads.errors import WorkloadError
 
 
-class UsedRows:
-    """Some rows of a variable and of its slots, each [_, dimension], for one update.
+class RowHandle:
+    """A handle by which to read and change some rows of a variable and of its slots, each [_, dimension].
 
     `at` are their indices, each once; more often if a rule only adds, as Adagrad's.
     """
@@ -40,7 +40,7 @@ class UsedRows:
 
 
 # Takes an optimizer, rows, their gradients, the learning rate and the number of this step from 1 on, a float.
-Apply = Callable[[Any, UsedRows, tf.Tensor, tf.Tensor, tf.Tensor], None]
+Apply = Callable[[Any, RowHandle, tf.Tensor, tf.Tensor, tf.Tensor], None]
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Rule:
     apply: Apply
 
 
-def _sgd(optimizer: Any, rows: UsedRows, gradient: tf.Tensor, rate: tf.Tensor, _: tf.Tensor) -> None:
+def _sgd(optimizer: Any, rows: RowHandle, gradient: tf.Tensor, rate: tf.Tensor, _: tf.Tensor) -> None:
     step = -rate * gradient
     if optimizer.momentum:
         moved = rows.put("momentum", optimizer.momentum * rows.get("momentum") + step)
@@ -59,12 +59,12 @@ def _sgd(optimizer: Any, rows: UsedRows, gradient: tf.Tensor, rate: tf.Tensor, _
     rows.add(step)
 
 
-def _adagrad(optimizer: Any, rows: UsedRows, gradient: tf.Tensor, rate: tf.Tensor, _: tf.Tensor) -> None:
+def _adagrad(optimizer: Any, rows: RowHandle, gradient: tf.Tensor, rate: tf.Tensor, _: tf.Tensor) -> None:
     rows.add(tf.square(gradient), "accumulator")
     rows.add(-rate * gradient / tf.sqrt(rows.get("accumulator") + optimizer.epsilon))
 
 
-def _ftrl(optimizer: Any, rows: UsedRows, gradient: tf.Tensor, rate: tf.Tensor, _: tf.Tensor) -> None:
+def _ftrl(optimizer: Any, rows: RowHandle, gradient: tf.Tensor, rate: tf.Tensor, _: tf.Tensor) -> None:
     power = -optimizer.learning_rate_power
     values, before = rows.get(), rows.get("accumulator")
     after = before + tf.square(gradient)
@@ -77,7 +77,7 @@ def _ftrl(optimizer: Any, rows: UsedRows, gradient: tf.Tensor, rate: tf.Tensor, 
     rows.put("accumulator", after)
 
 
-def _rmsprop(optimizer: Any, rows: UsedRows, gradient: tf.Tensor, rate: tf.Tensor, _: tf.Tensor) -> None:
+def _rmsprop(optimizer: Any, rows: RowHandle, gradient: tf.Tensor, rate: tf.Tensor, _: tf.Tensor) -> None:
     rho = optimizer.rho
     scale = rows.put("velocity", rho * rows.get("velocity") + (1 - rho) * tf.square(gradient))
     if optimizer.centered:
@@ -88,7 +88,7 @@ def _rmsprop(optimizer: Any, rows: UsedRows, gradient: tf.Tensor, rate: tf.Tenso
     rows.add(-step)
 
 
-def _adam(optimizer: Any, rows: UsedRows, gradient: tf.Tensor, rate: tf.Tensor, count: tf.Tensor) -> None:
+def _adam(optimizer: Any, rows: RowHandle, gradient: tf.Tensor, rate: tf.Tensor, count: tf.Tensor) -> None:
     beta_1, beta_2 = (tf.constant(beta, gradient.dtype) for beta in (optimizer.beta_1, optimizer.beta_2))
     alpha = rate * tf.sqrt(1 - tf.pow(beta_2, count)) / (1 - tf.pow(beta_1, count))
     momentum, velocity = rows.get("momentum"), rows.get("velocity")
@@ -159,7 +159,7 @@ def rate_and_count(optimizer: keras.optimizers.Optimizer) -> tuple[tf.Tensor, tf
 def update(
     rule: Rule,
     optimizer: keras.optimizers.Optimizer,
-    rows: UsedRows,
+    rows: RowHandle,
     gradient: tf.Tensor,
     rate: tf.Tensor,
     count: tf.Tensor,

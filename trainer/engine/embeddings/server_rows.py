@@ -15,7 +15,7 @@ from tensorflow.python.ops.resource_variable_ops import UninitializedVariable
 
 from trainer.engine.embeddings import start_rows
 from trainer.engine.embeddings.layers import LayerCall, Table
-from trainer.engine.embeddings.row_updates import UsedRows
+from trainer.engine.embeddings.row_updates import RowHandle
 from trainer.engine.parameter_server.state import device
 
 _BLOCK = 16 * 2**20  # bytes of rows that are drawn, read or written at once
@@ -116,7 +116,7 @@ class TableGroup:
 
         def put(done: Any, size: Any) -> None:
             rows = draw([size, self.dimension], tf.stack([seed + server, done]))
-            UsedRows(variable, {}, tf.range(first + done, first + done + size)).put("", rows)
+            RowHandle(variable, {}, tf.range(first + done, first + done + size)).put("", rows)
 
         def body(done: tf.Tensor) -> tf.Tensor:
             size = tf.minimum(block, count - done)
@@ -149,7 +149,7 @@ class TableGroup:
         def read() -> list[tf.Tensor]:
             with tf.device(device(0)):
                 at = tf.constant([self._bases[table] // self.servers for table in self.tables])
-                return [UsedRows(self._variables[slot][0], {}, at).get() for slot in self.slots]
+                return [RowHandle(self._variables[slot][0], {}, at).get() for slot in self.slots]
 
         if self._first_reader is None:
             self._first_reader = _function(read)
@@ -174,7 +174,7 @@ class TableGroup:
             rows = []
             for server, variable in enumerate(variables):
                 with tf.device(device(server)):
-                    rows.append(UsedRows(variable, {}, tf.range(first, first + count)).get())
+                    rows.append(RowHandle(variable, {}, tf.range(first, first + count)).get())
             return tf.reshape(tf.stack(rows, 1), [-1, self.dimension])
 
         return _function(read, _INT32_SCALAR, _INT32_SCALAR)
@@ -186,7 +186,7 @@ class TableGroup:
             each = tf.unstack(tf.reshape(rows, [count, self.servers, self.dimension]), self.servers, 1)
             for server, variable in enumerate(variables):
                 with tf.device(device(server)):
-                    UsedRows(variable, {}, tf.range(first, first + count)).put("", each[server])
+                    RowHandle(variable, {}, tf.range(first, first + count)).put("", each[server])
 
         return _function(write, _INT32_SCALAR, _INT32_SCALAR, tf.TensorSpec([None, self.dimension], self.dtype))
 
@@ -204,7 +204,7 @@ class TableGroup:
         by_server = []
         for server, at in enumerate(local):
             with tf.device(device(server)):
-                by_server.append(UsedRows(self._variables[""][server], {}, at).get())
+                by_server.append(RowHandle(self._variables[""][server], {}, at).get())
         rows = by_server[0] if self.servers == 1 else tf.dynamic_stitch(positions, by_server)
         rows = tf.reshape(rows, [-1, self.dimension])
         return GroupLookup(self, rows, inverse, local, positions, [call.ids for call in calls])
@@ -225,9 +225,9 @@ class TableGroup:
         """Return empty indices of rows on a server, and their empty gradients."""
         return tf.zeros([0], self.key_dtype), tf.zeros([0, self.dimension], self.dtype)
 
-    def used(self, server: int, at: tf.Tensor) -> UsedRows:
+    def used(self, server: int, at: tf.Tensor) -> RowHandle:
         """Return the rows at indices `at` of a server, to be updated there."""
-        return UsedRows(self._variables[""][server], {slot: self._variables[slot][server] for slot in self._initial_slots}, at)
+        return RowHandle(self._variables[""][server], {slot: self._variables[slot][server] for slot in self._initial_slots}, at)
 
 
 _INT32_SCALAR = tf.TensorSpec([], tf.int32)

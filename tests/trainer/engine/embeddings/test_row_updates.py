@@ -55,7 +55,7 @@ class Rows:
         self.slots = {name: tf.Variable(tf.fill([ROWS, DIMENSION], value)) for name, value in self._rule.slots(optimizer).items()}
 
     def update(self, indices: list[int], step: int) -> None:
-        rows = row_updates.UsedRows(self.variable, self.slots, tf.constant(indices))
+        rows = row_updates.RowHandle(self.variable, self.slots, tf.constant(indices))
         rate = tf.constant(self._optimizer.learning_rate.numpy())
         gradient, decays = tf.constant(gradients(step)[indices]), row_updates.decays(self._optimizer)
         row_updates.update(self._rule, self._optimizer, rows, gradient, rate, tf.constant(step + 1.0), decays=decays)

@@ -7,12 +7,12 @@ from trainer.strategies import Scope
 
 
 @dataclass(frozen=True)
-class RoleGroup:
-    """The tasks of one role, which differ only in their index. `task` is the first of them."""
+class TaskGroup:
+    """The tasks of one role, which differ only in their index. `first_task` stands for all."""
 
     role: RoleName
     count: int
-    task: Task
+    first_task: Task
     # Whether a task needs the run directory; then all have it, as they share a pod template.
     mounts_run_dir: bool
     # Whether the run needs the success of any of them.
@@ -21,19 +21,19 @@ class RoleGroup:
     @property
     def scope(self) -> Scope:
         """The tasks that restart when one of them ends early."""
-        return self.task.restart.scope
+        return self.first_task.restart.scope
 
 
-def groups(plan: Plan) -> tuple[RoleGroup, ...]:
+def groups(plan: Plan) -> tuple[TaskGroup, ...]:
     """Return the plan's roles in the order of its tasks."""
     by_role: dict[RoleName, list[Task]] = {}
     for task in plan.tasks:
         by_role.setdefault(task.role, []).append(task)
     return tuple(
-        RoleGroup(
+        TaskGroup(
             role=role,
             count=len(tasks),
-            task=tasks[0],
+            first_task=tasks[0],
             mounts_run_dir=any(task.mounts_run_dir for task in tasks),
             required=any(task.name in plan.required_tasks for task in tasks),
         )
