@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Dict, Literal, Mapping, NamedTuple, Tuple
 
 Strategy = Literal["single", "mirrored", "multi_worker_mirrored", "parameter_server", "manual"]
-# The effect of a task's end on its peers. `alone`: none. `all`: they exit 75 and are restarted, too; under parameter_server and manual
-# only the chief is. Training then continues from the last checkpoint; manual has none, and begins again.
+# The effect of a task's end on its peers. `alone`: none. `all`: they exit 75 and are restarted, too; under parameter_server and manual the
+# only such peer is the chief. Training then continues from the last checkpoint; manual has none, and begins again.
 Scope = Literal["alone", "all"]
 
 

@@ -29,8 +29,8 @@ def lost_pods(snapshot: ClusterSnapshot, now: float, lost_after: float) -> list[
 
     A pod is lost if it was deleted because its node does not answer, and it still exists `lost_after` seconds later. If one pod of such a node is
     lost, so are all its deleted pods. A node with a ready pod answers, and its pods are not lost: one may still be saving, and its replacement
-    would share its volume. Pods that mount the run's volume come first, else the scheduler would bind a replacement to the lost node; within
-    both groups tasks come last.
+    would share its volume. Order: pods that mount the run's volume first, else the scheduler would bind a replacement to the lost node; in each
+    of the two groups pods that are no tasks before tasks.
     """
     # The cluster sets Ready to false on all pods of a node that does not answer.
     answering = {node_of(pod) for pod in snapshot.pods if pod_status.condition(pod, "Ready")}

@@ -174,8 +174,8 @@ def remove(cluster: Cluster, run: str, existing: Iterable[ObjectRef] | None = No
 def await_ended(cluster: Cluster, run: str, within: float, on_poll: Callable[[], object] | None = None) -> list[pod_status.Object]:
     """Wait until all pods of a run whose Jobs were deleted are gone, calling `on_poll`. Raises LauncherError with those that remain.
 
-    Returns the pods of lost nodes, which are deleted by force: after `within` seconds; earlier, once only such pods are left and a minute has
-    passed since the end of their grace period. Before that, a program on the disconnected node may still be saving.
+    Pods of lost nodes are deleted by force after `within` seconds, or as soon as only such pods remain and their grace period ended a minute ago:
+    until then a program on the disconnected node may still be saving. Returns these pods.
     """
     began = time.monotonic()
     while (pods := status_source.pods_of(cluster, run)) and time.monotonic() < began + within:

@@ -252,7 +252,7 @@ def roles(record: Object | None) -> frozenset[str]:
 
 
 def write_end(cluster: Cluster, status: RunStatus, start: str | None) -> None:
-    """Record how the start `start_of` of a run has ended.
+    """Record how one start of a run has ended; `start` is its id, as `start_of` returns it.
 
     Do nothing if that is recorded, or if the run has no record or was started again since: that record is of the new start.
     """

@@ -45,7 +45,7 @@ class BatchLookups:
 
     @contextmanager
     def given(self) -> Iterator[None]:
-        """Give the layers their rows inside, in the calls that were looked up, in the same order."""
+        """Inside this block each call of a layer gets the rows that were looked up for it. The calls come in the order in which they were recorded."""
         rows: list[Any] = [None] * len(self._calls)
         for lookup, indices in self._lookups:
             for index, each in zip(indices, lookup.each(lookup.rows), strict=True):
