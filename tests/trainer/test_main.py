@@ -214,8 +214,8 @@ def test_a_trainer_stopped_before_its_program_starts_does_not_start_it() -> None
     program = """
 import os, signal, sys
 import trainer.__main__ as trainer
-make_job = trainer._job
-trainer._job = lambda *arguments: os.kill(os.getpid(), signal.SIGTERM) or make_job(*arguments)
+make_config = trainer._config
+trainer._config = lambda *arguments: os.kill(os.getpid(), signal.SIGTERM) or make_config(*arguments)
 sys.exit(trainer.main())
 """
     result = subprocess.run(
