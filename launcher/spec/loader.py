@@ -21,7 +21,7 @@ from trainer.settings import Train
 from trainer.workloads import catalog
 
 # Values in place of required ones that are missing or wrong, while the rest is checked.
-_PLACEHOLDERS = {"version": 1, "name": "run", "workload": "mnist_mlp", "replicas_to_aggregate": 1, "secret": "secret"}
+_PLACEHOLDERS = {"version": 1, "name": "run", "workload": "mnist_mlp", "replicas_to_aggregate": 1, "secret": "secret", "key": "key"}
 _DIGEST_LENGTH = 12
 
 

@@ -124,7 +124,8 @@ def check_label_key(key: str) -> None:
     """Raise FieldError when this cannot be the key of a Kubernetes label."""
     prefix, slash, name = key.rpartition("/")
     if not name or not _LABEL_VALUE.match(name) or (slash and not _SUBDOMAIN.match(prefix)):
-        raise FieldError(f"{shown(key)} cannot be a label's key", "such as `pool` or `example.com/pool`", "write the key of a node's label")
+        expected = "at most 63 letters, digits, `-`, `_` and `.`, after a domain and `/` if you like"
+        raise FieldError(f"{shown(key)} cannot be a label's key", expected, "write a key such as `pool` or `example.com/pool`")
 
 
 def check_user_label_key(key: str) -> None:
@@ -138,7 +139,7 @@ def check_label_value(value: str) -> None:
     """Raise FieldError when this cannot be the value of a Kubernetes label."""
     if not _LABEL_VALUE.match(value):
         expected = "at most 63 letters, digits, `-`, `_` and `.`"
-        raise FieldError(f"{shown(value)} cannot be a label's value", expected, "write the value of a node's label")
+        raise FieldError(f"{shown(value)} cannot be a label's value", expected, "write a value such as `fast-disks`")
 
 
 def check_topology_key(key: str) -> str:

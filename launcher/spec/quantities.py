@@ -33,7 +33,7 @@ DURATION_EXPECTED = "a duration with its unit, such as 90s, 10m, 1h30m or 24h"
 
 # A unit as people write it -> the unit that they mean. In Kubernetes `m` is a thousandth of a byte; for memory, it is always a mistake.
 _MEANT = {
-    "b": "", "kb": "k", "mb": "M", "gb": "G", "tb": "T", "kib": "Ki", "mib": "Mi", "gib": "Gi", "tib": "Ti",
+    "": "Gi", "kb": "k", "mb": "M", "gb": "G", "tb": "T", "kib": "Ki", "mib": "Mi", "gib": "Gi", "tib": "Ti",
     "k": "Ki", "m": "Mi", "g": "Gi", "t": "Ti", "ki": "Ki", "mi": "Mi", "gi": "Gi", "ti": "Ti",
 }  # fmt: skip
 _MEANT_DURATION = {
@@ -69,8 +69,9 @@ def parse_memory(value: object) -> int:
             if size < 1:
                 raise FieldError(f"{shown(value)} is less than a byte", MEMORY_EXPECTED, "write a size of at least one byte")
             return size
-        meant = unit if unit in _BYTES else _MEANT.get(unit.lower(), "")
-        raise FieldError(_unit_message(value, unit), MEMORY_EXPECTED, f"write {number}{meant or 'Gi'}")
+        meant = unit if unit in _BYTES else _MEANT.get(unit.lower())
+        remedy = f"write {number}{meant}" if meant else "write the size, for example 4Gi"
+        raise FieldError(_unit_message(value, unit), MEMORY_EXPECTED, remedy)
     if isinstance(value, int | float) and not isinstance(value, bool):
         raise FieldError(f"{shown(value)} has no unit", MEMORY_EXPECTED, f"write {_plain(value)}Gi, if gibibytes are meant")
     raise FieldError(f"{shown(value)} is not a size", MEMORY_EXPECTED, "write the size, for example 4Gi")

@@ -413,7 +413,7 @@ RULES: tuple[tuple[tuple[Path, ...], Rule], ...] = (
     ((("code",), ("train", "workload"), ("env",)), code_rules.code_is_set),
     ((("code",), ("command",)), code_rules.program_files_exist),
     ((("train", "data"),), data_exists),
-    ((("env_file",), ("volumes",)), other_paths_are_usable),
+    ((), other_paths_are_usable),
 )
 
 

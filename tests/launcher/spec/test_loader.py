@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from launcher.errors import Problem, SpecError
+from launcher.spec import loader
 from launcher.spec.loader import changes, digest, dump, load
+from launcher.spec.models import ClusterSpec
 from tests.golden_messages import Golden
 
 MINIMAL = "version: 1\nname: run\ntrain: {workload: mnist_mlp}\n"
@@ -110,6 +112,13 @@ def test_changes_are_listed_by_path_with_both_values(tmp_path: Path) -> None:
         ("train.params.hidden_units", 100),
     ]
     assert changes({"a": 1}, {"b": 2}) == [("a", 1, None), ("b", None, 2)]
+
+
+def test_a_required_field_that_is_missing_hides_no_other_problem() -> None:
+    """It has a placeholder, with which the rules run; a list with an item that lacks one is left out as a whole."""
+    schema = ClusterSpec.model_json_schema()
+    sections = [section for name, section in schema["$defs"].items() if name not in {"Container", "Mount", "Volume"}]
+    assert {field for section in (schema, *sections) for field in section.get("required", ())} == set(loader._PLACEHOLDERS)
 
 
 def test_a_missing_file_is_named_with_its_neighbour(tmp_path: Path, golden: Golden) -> None:

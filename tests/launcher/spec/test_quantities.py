@@ -43,6 +43,7 @@ def test_memory(written: str, size: int) -> None:
         ("4g", "write 4Gi"),
         ("512m", "write 512Mi"),
         ("20 Gi", "write 20Gi"),
+        ("100b", "write the size, for example 4Gi"),
         ("0Gi", "write a size of at least one byte"),
         ("big", "write the size, for example 4Gi"),
         (True, "write the size, for example 4Gi"),
