@@ -38,6 +38,8 @@ def convert(data: bytes, file: str, *, name: str | None = None, directory: Path,
     builder = SpecBuilder(Reading(document))
     for finding in templates.in_values(document):
         builder.reading.problems.append(document.problem(finding))
+    for path in templates.in_words(document):
+        builder.reading.add_remark(path, "`{{` or `{%` is carried over as it is", "if the file is a template, render it first")
     job_fields.read(builder)
     replica_specs.read(builder)
     _raise_for(builder.reading.problems)

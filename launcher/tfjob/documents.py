@@ -38,16 +38,17 @@ class Contents:
 
 
 def read(data: bytes, file: str) -> Contents:
-    """Return the TFJobs of a file. Raises SpecError if it has none, is a template, or is not YAML."""
-    if findings := templates.in_text(data.decode("utf-8", "replace"), file):
-        raise SpecError(findings, SUBJECT)
+    """Return the TFJobs of a file. Raises SpecError if it has none or one of another version, is a template, or is not YAML."""
+    text = data.decode("utf-8", "replace")
     try:
         nodes = syntax.parse_all(data, file)
     except SpecError as error:
-        raise SpecError([replace(problem, expected=problem.expected and _EXPECTED) for problem in error.problems], SUBJECT) from None
+        problems = [replace(problem, expected=problem.expected and _EXPECTED) for problem in error.problems]
+        raise SpecError(templates.in_text(text, file, []) or problems, SUBJECT) from None
     jobs: list[Document] = []
     others: list[OtherObject] = []
-    problems: list[Problem] = []
+    if problems := templates.in_text(text, file, nodes):
+        raise SpecError(problems, SUBJECT)
     for node in (item for root in nodes for item in _items(root)):
         kind, version = _scalar(node, "kind"), _scalar(node, "apiVersion")
         if kind == "TFJob" and version in VERSIONS:

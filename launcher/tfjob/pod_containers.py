@@ -98,20 +98,13 @@ def _variable(entry: Any, values: dict[str, str]) -> tuple[str, Any] | None:
     name, source = entry["name"], entry.get("valueFrom")
     try:
         names.check_name_of_variable(name)
-        if source is None:
-            value = entry.get("value") or ""
-            return (
-                (name, variables.expand(value, values)) if isinstance(value, str) and variables.references(value) <= set(values) else None
-            )
-        secret = source.get("secretKeyRef") if isinstance(source, dict) and len(source) == 1 else None
-        if not isinstance(secret, dict) or set(secret) != {"name", "key"}:
-            return None
-        names.check_secret(name)
-        names.check_object_name(str(secret["name"]))
-        names.check_secret_key(str(secret["key"]))
     except FieldError:
         return None
-    return name, {"secret": str(secret["name"]), "key": str(secret["key"])}
+    if source is not None:
+        secret = variables.secret_source(name, source)
+        return None if secret is None else (name, secret)
+    value = entry.get("value") or ""
+    return (name, variables.expand(value, values)) if isinstance(value, str) and variables.references(value) <= set(values) else None
 
 
 def _command(role: RoleBuilder, extra: ExtraContainer, container: dict[str, Any], values: dict[str, str] | None) -> None:

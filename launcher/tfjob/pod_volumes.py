@@ -1,5 +1,6 @@
 """Reads the volumes of a pod template and their mounts."""
 
+import itertools
 import posixpath
 from typing import Any
 
@@ -27,7 +28,8 @@ def read(role: RoleBuilder, path: Path) -> None:
         if name is None:
             continue
         if names.is_reserved_volume(name):
-            new_name = next(other for other in (f"tfjob-{name}", f"tfjob-{name}-2") if other not in taken)
+            numbered = (f"tfjob-{name}-{number}" for number in itertools.count(2))
+            new_name = next(other for other in itertools.chain([f"tfjob-{name}"], numbered) if other not in taken)
             role.renamed[name] = new_name
             role.reading.add_remark((*path, index, "name"), f"is called {new_name}: {name} is one of the run's own volumes")
         role.volumes.append({**volume, "name": role.renamed.get(name, name)})

@@ -66,7 +66,7 @@ def _quantities(role: RoleBuilder, path: Path) -> dict[str, str]:
 
 
 def _gpus(text: str | None) -> int | None:
-    if text is None or not text.isdigit() or not 1 <= int(text) <= _MAX_GPUS:
+    if text is None or not (text.isascii() and text.isdecimal()) or not 1 <= int(text) <= _MAX_GPUS:
         return None
     return int(text)
 

@@ -108,12 +108,14 @@ def read(role: RoleBuilder, path: Path) -> KnownVariables:
         plain.pop(name, None)
         deferred.pop(name, None)
         value = reading.text((*below, "value")) or ""
-        if (secret := _from_secret(name, reading.value((*below, "valueFrom")))) is not None:
+        source = reading.value((*below, "valueFrom"))
+        secret = secret_source(name, source) if _is_env_name(name) and name not in _DEFAULT_VARIABLES else None
+        if secret is not None:
             plain[name] = secret
             known.values.pop(name, None)
             known.deferred.add(name)
             continue
-        if reading.value((*below, "valueFrom")) is not None or known.refers_to_deferred(value):
+        if source is not None or known.refers_to_deferred(value):
             deferred[name] = _deferred_variable(role, below, name, known)
             known.values.pop(name, None)
             known.deferred.add(name)
@@ -135,20 +137,13 @@ def read(role: RoleBuilder, path: Path) -> KnownVariables:
     return known
 
 
-def _from_secret(name: str, source: Any) -> dict[str, str] | None:
-    """Return a variable's source for `env` of a role, or None if `env` cannot have it."""
+def secret_source(name: str, source: Any) -> dict[str, str] | None:
+    """Return the `valueFrom` of a variable as its source in `env`, or None if `env` cannot have it."""
     reference = source.get("secretKeyRef") if isinstance(source, dict) and len(source) == 1 else None
-    if name in _DEFAULT_VARIABLES or not _is_env_name(name) or not isinstance(reference, dict) or reference.get("optional"):
+    if not names.may_be_secret(name) or not isinstance(reference, dict) or reference.get("optional"):
         return None
     secret, key = reference.get("name"), reference.get("key")
-    if not isinstance(secret, str) or not isinstance(key, str):
-        return None
-    try:
-        names.check_secret(name)
-        names.check_secret_key(key)
-    except FieldError:
-        return None
-    return {"secret": secret, "key": key}
+    return {"secret": secret, "key": key} if isinstance(secret, str) and isinstance(key, str) else None
 
 
 def _deferred_variable(role: RoleBuilder, path: Path, name: str, known: KnownVariables) -> dict[str, Any]:

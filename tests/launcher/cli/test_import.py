@@ -49,6 +49,14 @@ def test_a_spec_that_is_written_to_a_file_is_valid(capsys: pytest.CaptureFixture
     assert run(["validate", "cluster.yaml"]) == 0
 
 
+@pytest.mark.parametrize("digit", ["²", "٣"])
+def test_only_ascii_digits_are_a_number_of_gpus(digit: str, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    resources = f'[python, train.py], resources: {{limits: {{nvidia.com/gpu: "{digit}"}}}}'
+    (here / "tfjob.yaml").write_text(TFJOB.replace("NAME", "mnist").replace("[python, train.py]", resources))
+    assert run(["import", "tfjob.yaml"]) == 0
+    assert f"nvidia.com/gpu: {digit}" in capsys.readouterr().out
+
+
 def test_nothing_is_overwritten_without_force(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (here / "cluster.yaml").write_text("mine")
     assert run(["import", "tfjob.yaml", "-o", "cluster.yaml"]) == 2

@@ -142,7 +142,8 @@ def environment(container: Pod) -> dict[str, str]:
             values["TF_CONFIG"] = "<TF_CONFIG>"
         elif "valueFrom" in entry:
             assert not entry.get("value")
-            values[entry["name"]] = f"<{json.dumps(entry['valueFrom'], sort_keys=True)}>"
+            source = json.dumps(entry["valueFrom"], sort_keys=True).replace(', "optional": false', "")  # the default
+            values[entry["name"]] = f"<{source}>"
         else:
             values[entry["name"]] = expanded([entry.get("value") or ""], values)[0]
     return values
