@@ -31,7 +31,9 @@ from launcher.timestamps import rfc3339, rfc3339_seconds
 _DELAYS = (1.0, 60.0)  # seconds between tries: the first delay, which doubles up to the second
 _REQUEST_TIMEOUT = 15.0  # seconds of one try
 _COMMAND_TIMEOUT = 60.0
-_EXIT_AFTER = 60.0  # seconds past `seconds` after which this process ends in any case
+_EXIT_AFTER = (
+    75.0  # seconds past `seconds` after which this process ends in any case; a command's last try has its time, and a claim has not expired
+)
 _READ_SIZE = 64 * 1024
 _TAIL_SIZE = 2000  # the last bytes of a program's output, for its last line
 _MAX_LINE = 200  # characters of that line
@@ -105,7 +107,7 @@ def _url(request: Mapping[str, Any]) -> str:
     except ValueError:
         is_valid = False
     if not is_valid or parts.scheme not in {"http", "https"}:
-        raise DeliveryError("the webhook's Secret does not contain an https: URL")
+        raise DeliveryError("the webhook's URL is not an https: URL")
     if parts.scheme == "http" and not request["allow_http"]:
         raise DeliveryError("the webhook's URL begins with http:, so messages are not encrypted; notify.webhook.allow_http allows it")
     if parts.username is not None:
@@ -180,7 +182,8 @@ def _run_command(request: Mapping[str, Any]) -> None:
 
 
 def _ending(code: int) -> str:
-    return f"exit code {code}" if code > 0 else f"signal {signal.Signals(-code).name}"
+    names = {int(number): number.name for number in signal.Signals}  # most real-time signals have none
+    return f"exit code {code}" if code > 0 else f"signal {names.get(-code, -code)}"
 
 
 def _last_line(process: "subprocess.Popen[bytes]", seconds: float) -> str:

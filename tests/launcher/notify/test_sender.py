@@ -102,12 +102,12 @@ def test_a_server_that_does_not_answer_and_one_that_answers_slowly_time_out(monk
     "url, reason",
     [
         (f"http://127.0.0.1:1/{URL_PATH}", "the webhook was not reached: Connection refused"),
-        (f"ftp://127.0.0.1/{URL_PATH}", "the webhook's Secret does not contain an https: URL"),
-        (f"file:///{URL_PATH}", "the webhook's Secret does not contain an https: URL"),
-        (URL_PATH, "the webhook's Secret does not contain an https: URL"),
-        ("", "the webhook's Secret does not contain an https: URL"),
-        (f"https://example.com:port/{URL_PATH}", "the webhook's Secret does not contain an https: URL"),
-        (f"https://example.com/{URL_PATH}\r\nX: y", "the webhook's Secret does not contain an https: URL"),
+        (f"ftp://127.0.0.1/{URL_PATH}", "the webhook's URL is not an https: URL"),
+        (f"file:///{URL_PATH}", "the webhook's URL is not an https: URL"),
+        (URL_PATH, "the webhook's URL is not an https: URL"),
+        ("", "the webhook's URL is not an https: URL"),
+        (f"https://example.com:port/{URL_PATH}", "the webhook's URL is not an https: URL"),
+        (f"https://example.com/{URL_PATH}\r\nX: y", "the webhook's URL is not an https: URL"),
         (f"https://me:{URL_PATH}@example.com/", "the webhook's URL contains a user name, which is not supported"),
     ],
 )
@@ -155,6 +155,7 @@ def test_a_program_need_not_read_the_message_and_its_children_are_not_waited_for
 def test_the_reason_for_a_failed_program_has_its_last_line() -> None:
     assert call("sh", "-c", "echo one; echo no route to mail >&2; exit 75") == ("sh ended with exit code 75: no route to mail", 1)
     assert call("sh", "-c", "kill -9 $$") == ("sh ended with signal SIGKILL", 1)
+    assert call("sh", "-c", "kill -40 $$") == ("sh ended with signal 40", 1)
     assert call("/no/such") == ("/no/such cannot be started: No such file or directory", 1)
 
 

@@ -13,6 +13,7 @@ from launcher.backend.kubernetes.client import Cluster
 from launcher.backend.kubernetes.errors import ForbiddenError, UnreachableError
 from launcher.backend.kubernetes.notifier import NOTE, NoChannelError, Notifier
 from launcher.errors import LauncherError
+from launcher.notify import sender
 from launcher.notify.message import STALL_GRACE
 from launcher.notify.outbox import Channel
 from launcher.runs.status import RunStatus, State, TaskStatus
@@ -145,6 +146,10 @@ def test_a_message_of_a_watcher_that_has_ended_is_sent_by_another() -> None:
         second._next.clear()
         send_until(second, FAILED, lambda: server.received and not second.busy)
         assert len(server.received) == 1
+
+
+def test_a_sender_ends_after_its_last_try_and_before_its_claim_expires() -> None:
+    assert sender._COMMAND_TIMEOUT < sender._EXIT_AFTER < notifier._SENDER_MARGIN
 
 
 def test_a_failure_is_reported_in_a_line_and_recorded() -> None:
