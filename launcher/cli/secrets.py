@@ -9,7 +9,7 @@ from pathlib import Path
 
 from launcher.backend.registry import BACKENDS
 from launcher.errors import UsageError
-from launcher.notify.outbox import WEBHOOK_VARIABLE
+from launcher.notify.delivery import WEBHOOK_VARIABLE
 from launcher.plan.models import Plan
 from launcher.spec.models import ClusterSpec
 from launcher.spec.role_programs import container_secrets

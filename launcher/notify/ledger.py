@@ -1,9 +1,9 @@
-"""The record of a run's messages that were sent or are being sent, so that no other process also sends them. Pure; callers store the entries.
+"""The ledger of a run's messages that were sent or are being sent, so that no other process also sends them. Pure; callers store the entries.
 
-An entry is `{key, since, at, state, words}`. On Kubernetes its state is `claimed` until the time `until` at the latest, while its sender tries, then
-`sent` or `failed`; a supervisor, which is its run's only sender, sets `sent` before it tries. The claim of a sender that died expires at `until`. If
-it had just sent the message, the receiver recognizes the duplicate by its id. A key has the
-channel and the start of the run, so that each start of a name sends its own messages.
+An entry is `{key, since, at, until, state, words}`. Its key has the channel and the start of the run, so that each start of a name sends its own messages.
+On Kubernetes its state is `claimed` while a sender tries, then `sent` or `failed`. The claim of a sender that died expires at `until`; if the dead sender
+had just sent the message about the end of the run, the receiver recognizes the duplicate by its id.
+A supervisor, which is its run's only sender, sets `sent` before it tries.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ Entry = dict[str, Any]
 
 CLAIMED, SENT, FAILED = "claimed", "sent", "failed"
 _SAME_STALL_WITHIN = 60.0  # seconds by which two reports of one stall may differ about its beginning
-_REPEAT_INTERVAL = 3600.0  # seconds in which a task's stalls are reported once, so that an intermittent stall causes no flood
+_REPEAT_INTERVAL = 3600.0  # seconds between two reports of one task's stalls
 _MAX_ENTRIES = 100  # older ones are dropped
 
 
@@ -27,33 +27,29 @@ def wait_time(entries: Sequence[Entry], message: Message, channel: str, now: flo
 
 def with_claim(entries: Sequence[Entry], message: Message, channel: str, now: float, seconds: float) -> list[Entry]:
     """Return the entries with a sender's claim on a message, which it tries to send for `seconds`."""
-    return _with_entry(entries, message, channel, {"at": now, "until": now + seconds, "state": CLAIMED})
+    return with_entry(entries, message, channel, {"at": now, "until": now + seconds, "state": CLAIMED})
 
 
-def with_outcome(entries: Sequence[Entry], message: Message, channel: str, outcome: Entry) -> list[Entry]:
-    """Return the entries with the outcome of sending a message: `state`, `at` and `words`."""
-    return _with_entry(entries, message, channel, outcome)
+def with_entry(entries: Sequence[Entry], message: Message, channel: str, fields: Entry) -> list[Entry]:
+    """Return the entries with new ones for a message, which replace its others; `fields` are `state`, `at` and `words` or `until`."""
+    keys = [_key(key, channel, message) for key in message.keys]
+    others = [entry for entry in entries if entry["key"] not in keys]
+    return [*others, *({"key": key, "since": message.since, **fields} for key in keys)][-_MAX_ENTRIES:]
 
 
-def has(entries: Sequence[Entry], message: Message, channel: str) -> bool:
+def has_entry(entries: Sequence[Entry], message: Message, channel: str) -> bool:
     """Return whether there is an entry for a message; not if another start has replaced the entries since it was claimed."""
     keys = [_key(key, channel, message) for key in message.keys]
     return any(entry["key"] in keys for entry in entries)
 
 
 def outcomes(entries: Sequence[Entry]) -> tuple[str, ...]:
-    """Return the outcomes of sending for people, a line each."""
+    """Return the outcomes of sending for people, one line each."""
     return tuple(dict.fromkeys(str(entry["words"]) for entry in entries if entry.get("words")))
 
 
 def _key(key: str, channel: str, message: Message) -> str:
     return f"{channel} {key} {int(message.started or 0)}"
-
-
-def _with_entry(entries: Sequence[Entry], message: Message, channel: str, outcome: Entry) -> list[Entry]:
-    keys = [_key(key, channel, message) for key in message.keys]
-    others = [entry for entry in entries if entry["key"] not in keys]
-    return [*others, *({"key": key, "since": message.since, **outcome} for key in keys)][-_MAX_ENTRIES:]
 
 
 def _find(entries: Sequence[Entry], key: str, channel: str, message: Message, now: float) -> Entry | None:

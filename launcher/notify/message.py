@@ -1,4 +1,4 @@
-"""The message that people get of a run, and when it is due. Pure."""
+"""The messages that people get about a run, and when they are due. Pure."""
 
 import hashlib
 from collections.abc import Mapping
@@ -13,14 +13,13 @@ _VERSION = 1  # of the payload
 _MAX_REASON = 2000  # characters
 _MAX_TASKS = 20  # that one message names; if more tasks stall, the whole run does
 _EVENT_TEXTS = {"succeeded": "has succeeded", "failed": "has failed", "stalled": "makes no progress"}
-# Seconds for which a stall must be seen before its message: `on_stall: restart` ends most stalls at once, and a task that only waits for the stalled
-# one may report first.
+# Seconds to wait before a stall is reported: `on_stall: restart` ends most stalls at once, and a task that only waits for the stalled one may be seen first.
 STALL_GRACE = 10.0
 
 
 @dataclass(frozen=True)
 class Message:
-    """One message. `about` are the tasks of a stall, which began at `since`; `at` is the time of the event. Seconds since the epoch."""
+    """One message. The stall of `stalled_tasks` began at `since`; `at` is the time of the event. Seconds since the epoch."""
 
     event: str  # succeeded, failed, stalled
     name: str
@@ -47,7 +46,7 @@ class Message:
         return f"{self.name} {_EVENT_TEXTS[self.event]}{step}" + (f": {self.reason}" if self.reason else "")
 
     def payload(self) -> dict[str, Any]:
-        """Return the message as a JSON object. Its id is the same for each try and each process that sends it."""
+        """Return the message as a JSON object. Its id is the same for each try, and at the end of a run for each process that sends it."""
         identity = (self.name, self.backend, self.started, self.event, self.stalled_tasks, int(self.since))
         return {
             "version": _VERSION,

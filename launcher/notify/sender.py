@@ -1,8 +1,13 @@
 """Sends one message: `python -m launcher.notify.sender`, in its own process, so that a hanging receiver holds up no run, supervisor or launcher.
 
-It reads a request from stdin, JSON with `payload`, `channel` (command or webhook) and `seconds`, the time for its tries; for a command also `command`, its `directory`
-and, if it is not 60, the seconds of one try (`ends_within`); for a webhook `url` or `url_file`, and `allow_http`. It writes a line of JSON to stdout if the
-first try fails, and one at the end; after a failure also a line to stderr. The URL is a secret: it appears in no line, argument or variable.
+It reads a request from stdin, a JSON object:
+
+- `payload`, `channel` (command or webhook), and `seconds`, the time for all tries
+- for a command: `command` and its `directory`
+- for a webhook: `url` or `url_file`, and `allow_http`
+
+It writes a line of JSON to stdout if the first try fails and there is time for another, and one at the end; after a failure also a line to stderr.
+The URL is a secret: it appears in no line, argument or variable.
 """
 
 import contextlib
@@ -30,7 +35,7 @@ from launcher.timestamps import rfc3339, rfc3339_seconds
 
 _DELAYS = (1.0, 60.0)  # seconds between tries: the first delay, which doubles up to the second
 _REQUEST_TIMEOUT = 15.0  # seconds of one try
-_COMMAND_TIMEOUT = 60.0
+_COMMAND_TIMEOUT = 60.0  # the same for a program
 _EXIT_AFTER = (
     75.0  # seconds past `seconds` after which this process ends in any case; a command's last try has its time, and a claim has not expired
 )
@@ -148,7 +153,6 @@ def _time_limit(seconds: float) -> Iterator[None]:
 
 def _run_command(request: Mapping[str, Any]) -> None:
     payload, command = request["payload"], request["command"]
-    seconds = float(request.get("ends_within", _COMMAND_TIMEOUT))
     directory = str(request.get("directory") or "")
     if directory and not Path(directory).is_dir():
         raise DeliveryError(f"{command[0]} cannot be started: there is no directory {directory}")
@@ -170,13 +174,13 @@ def _run_command(request: Mapping[str, Any]) -> None:
         process.stdin.write(json.dumps(payload).encode() + b"\n")
         process.stdin.close()
     with process.stdout:
-        last_line = _last_line(process, seconds)
+        last_line = _last_line(process, _COMMAND_TIMEOUT)
         is_late = process.poll() is None
         if is_late:  # before closing its pipe, which might end it, too
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
     if is_late:
-        raise DeliveryError(f"{command[0]} did not end within {seconds:g} s, and was killed")
+        raise DeliveryError(f"{command[0]} did not end within {_COMMAND_TIMEOUT:g} s, and was killed")
     if process.returncode:
         raise DeliveryError(f"{command[0]} ended with {_ending(process.returncode)}" + (f": {last_line}" if last_line else ""))
 

@@ -250,7 +250,7 @@ class RunController:
         self._progress.apply(event, is_leader=self_reported and task is self._leader)
         self._state_writer.changed(at_once=changed)
         if changed and event["event"] == "stalled":
-            self._notifier.stalled()
+            self._notifier.schedule_check()
             self._restart_frozen(subject, event)
         if self._progress.ready:
             self._ready_by = None

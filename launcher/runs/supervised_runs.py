@@ -12,7 +12,7 @@ from typing import Any
 
 from launcher import files
 from launcher.errors import LauncherError, UsageError, check_tasks, did_you_mean
-from launcher.notify import outbox
+from launcher.notify import delivery
 from launcher.runs import locks, orphans, process_identity, run_json, state_file
 from launcher.runs.log_merge import merged
 from launcher.runs.os_errors import translate_os_errors
@@ -179,7 +179,7 @@ class SupervisedRuns:
         status = snapshot.status
         if not has_supervisor and status.state not in ENDED:
             status = orphans.interrupted(paths, snapshot)
-        notified = outbox.read_outcomes(paths.notified)
+        notified = delivery.read_outcomes(paths.notified)
         return _with_summary(dataclasses.replace(status, name=paths.name, notified=notified), paths)
 
     def _close_lifeline(self, name: str) -> None:

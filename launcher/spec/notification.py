@@ -4,7 +4,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from launcher.notify.outbox import WEBHOOK_VARIABLE
+from launcher.notify.delivery import WEBHOOK_VARIABLE
 from launcher.spec import names
 from launcher.spec.containers import Command
 from launcher.spec.fields import ObjectName, Section

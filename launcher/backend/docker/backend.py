@@ -22,7 +22,7 @@ from launcher.backend.docker.run_containers import COMPOSE_FILE
 from launcher.backend.docker.stop import grace_of, stop_running
 from launcher.backend.model import PlannedRun, TensorBoardAddress, spec_of
 from launcher.errors import LauncherError, UsageError, check_tasks, did_you_mean
-from launcher.notify import outbox
+from launcher.notify import delivery
 from launcher.plan.models import Plan
 from launcher.plan.plan_json import from_document
 from launcher.render import labels
@@ -117,7 +117,7 @@ class DockerBackend:
         with translate_errors(f"looking for the run {name}"):
             containers = self._engine.containers(name)
             if snapshot is not None and _is_current(snapshot.status, containers):
-                return dataclasses.replace(_with_tensorboard(snapshot.status, containers), notified=outbox.read_outcomes(paths.notified))
+                return dataclasses.replace(_with_tensorboard(snapshot.status, containers), notified=delivery.read_outcomes(paths.notified))
             if container_status.by_task(containers):
                 return container_status.status(self._engine, name, containers)
             if snapshot is not None:

@@ -23,7 +23,7 @@ from launcher.backend.kubernetes.pod_logs import PodLogs
 from launcher.backend.kubernetes.pod_status import ClusterSnapshot, Object
 from launcher.backend.kubernetes.status_source import StatusReader
 from launcher.errors import LauncherError
-from launcher.notify.outbox import Channel
+from launcher.notify.delivery import Channel
 from launcher.render.kubernetes.objects import ATTENDANT
 from launcher.runs.status import RunStatus, State
 from trainer.exit_codes import SIGNAL_BASE

@@ -40,7 +40,7 @@ from launcher.backend.model import ClusterRef, PlannedRun, TensorBoardAddress, s
 from launcher.errors import LauncherError, UsageError, check_tasks, did_you_mean
 from launcher.images import image_for
 from launcher.notify import ledger
-from launcher.notify.outbox import Channel
+from launcher.notify.delivery import Channel
 from launcher.plan import planner
 from launcher.plan.target_rules import TARGET_RULES
 from launcher.render.kubernetes import manifests

@@ -14,8 +14,8 @@ from launcher.backend.kubernetes.errors import ForbiddenError, UnreachableError
 from launcher.backend.kubernetes.pod_status import annotation
 from launcher.errors import LauncherError
 from launcher.notify import ledger
+from launcher.notify.delivery import Channel, SenderProcess
 from launcher.notify.message import DueMessages, Message
-from launcher.notify.outbox import Channel, Sending
 from launcher.render.kubernetes.objects import ATTENDANT
 from launcher.runs.status import RunStatus
 from launcher.spec.notification import Webhook
@@ -47,7 +47,7 @@ class _Delivery:
 class _InFlight:
     message: Message
     kind: str
-    sending: Sending
+    sender: SenderProcess
     outcome: ledger.Entry | None = None
 
 
@@ -83,7 +83,7 @@ class Notifier:
     def record_outcomes(self) -> Iterator[str]:
         """Record the outcomes of messages that are being sent; yield failures. Raises LauncherError; may be called again then."""
         for in_flight in list(self._sent):
-            in_flight.outcome = in_flight.outcome or in_flight.sending.outcome()
+            in_flight.outcome = in_flight.outcome or in_flight.sender.outcome()
             if in_flight.outcome is not None and self._record(in_flight, in_flight.outcome):
                 self._sent.remove(in_flight)
                 if in_flight.outcome["state"] == ledger.FAILED:
@@ -111,7 +111,7 @@ class Notifier:
         if not self._write(holder, ledger.with_claim(entries, message, kind, now, self._seconds + _SENDER_MARGIN)):
             return _RETRY_INTERVAL
         try:
-            self._sent.append(_InFlight(message, kind, Sending(channel.request(message, self._seconds))))
+            self._sent.append(_InFlight(message, kind, SenderProcess(channel.request(message, self._seconds))))
         except OSError as error:
             raise NoChannelError(
                 f"the process that sends it cannot be started ({error.strerror})", "see what this machine lacks"
@@ -122,10 +122,10 @@ class Notifier:
         """Record the outcome of a message; return False if another watcher has changed the note at the same time."""
         holder = self._note_holder()
         entries = entries_of(holder[1] if holder else None)
-        if holder is None or not ledger.has(entries, in_flight.message, in_flight.kind):
+        if holder is None or not ledger.has_entry(entries, in_flight.message, in_flight.kind):
             return True  # the run is deleted, or was started again with new entries
         changes = {key: outcome[key] for key in ("state", "words")} | {"at": self._cluster.now()}
-        return self._write(holder, ledger.with_outcome(entries, in_flight.message, in_flight.kind, changes))
+        return self._write(holder, ledger.with_entry(entries, in_flight.message, in_flight.kind, changes))
 
     def _note_holder(self) -> tuple[str, Object] | None:
         """Return kind and content of the object that has the note, the same for every watcher.

@@ -82,7 +82,7 @@ def test_a_stall_that_ends_at_once_is_not_reported() -> None:
 
 def test_stalls_of_one_task_are_reported_once_an_hour_and_another_task_s_at_once() -> None:
     [first] = due_after_grace(DueMessages(), running(task("chief", "code")))
-    entries = ledger.with_outcome([], first, "webhook", {"at": NOW, "state": ledger.SENT})
+    entries = ledger.with_entry([], first, "webhook", {"at": NOW, "state": ledger.SENT})
     assert ledger.wait_time(entries, first, "webhook", NOW + 7200) is None  # the same stall, two hours later
     later = dataclasses.replace(first, since=NOW + 300)
     assert ledger.wait_time(entries, later, "webhook", NOW + 400) is None
@@ -99,7 +99,7 @@ def test_a_message_that_another_sender_has_claimed_is_left_to_it_until_the_claim
     assert ledger.wait_time(claimed, end, "webhook", NOW + 20) == 40.0
     assert ledger.wait_time(claimed, end, "webhook", NOW + 61) == 0.0
     for state in (ledger.SENT, ledger.FAILED):
-        recorded = ledger.with_outcome(claimed, end, "webhook", {"at": NOW, "state": state, "words": "failed: sent"})
+        recorded = ledger.with_entry(claimed, end, "webhook", {"at": NOW, "state": state, "words": "failed: sent"})
         assert ledger.wait_time(recorded, end, "webhook", NOW + 9999) is None
         assert ledger.outcomes(recorded) == ("failed: sent",)
 
@@ -112,5 +112,5 @@ def test_a_stall_of_very_many_tasks_is_one_message_and_few_entries() -> None:
     entries: list[ledger.Entry] = []
     for number in range(50):
         next_message = dataclasses.replace(message, stalled_tasks=tuple(f"worker-{number}-{index}" for index in range(20)))
-        entries = ledger.with_outcome(entries, next_message, "webhook", {"at": NOW, "state": ledger.SENT})
+        entries = ledger.with_entry(entries, next_message, "webhook", {"at": NOW, "state": ledger.SENT})
     assert len(entries) == 100

@@ -15,7 +15,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from launcher.notify import ledger, outbox, sender
+from launcher.notify import delivery, ledger, sender
 from launcher.notify.message import end_message
 from launcher.runs.status import RunStatus, State
 from tests.processes import is_alive
@@ -35,13 +35,13 @@ def post(url: str, *, seconds: float = 0.0, allow_http: bool = True) -> tuple[st
     return sender.deliver(request, FAST)
 
 
-def call(*command: str, seconds: float = 0.0, ends_within: float = 60.0) -> tuple[str, int]:
-    request = {"payload": PAYLOAD, "channel": "command", "command": list(command), "seconds": seconds, "ends_within": ends_within}
+def call(*command: str) -> tuple[str, int]:
+    request = {"payload": PAYLOAD, "channel": "command", "command": list(command), "seconds": 0.0}
     return sender.deliver(request, FAST)
 
 
 def test_a_program_runs_in_its_directory_and_a_missing_directory_is_named(tmp_path: Path) -> None:
-    request = outbox.Channel("command", ("touch", "here"), str(tmp_path)).request(END, 0.0)
+    request = delivery.Channel("command", ("touch", "here"), str(tmp_path)).request(END, 0.0)
     assert sender.deliver(request) == ("", 1)
     assert (tmp_path / "here").exists()
     reason = f"touch cannot be started: there is no directory {tmp_path}/missing"
@@ -159,22 +159,23 @@ def test_the_reason_for_a_failed_program_has_its_last_line() -> None:
     assert call("/no/such") == ("/no/such cannot be started: No such file or directory", 1)
 
 
-def test_a_program_that_hangs_is_killed_with_its_children(tmp_path: Path) -> None:
+def test_a_program_that_hangs_is_killed_with_its_children(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sender, "_COMMAND_TIMEOUT", 1.0)
     script = f"sleep 3600 & echo $! > {tmp_path}/pid; yes"
-    assert call("sh", "-c", script, ends_within=1.0) == ("sh did not end within 1 s, and was killed", 1)
+    assert call("sh", "-c", script) == ("sh did not end within 1 s, and was killed", 1)
     child = int((tmp_path / "pid").read_text())
     until("the end of the program's child", lambda: not is_alive(child), seen=lambda: child)
 
 
-def outcome_of(sending: outbox.Sending) -> ledger.Entry:
-    outcome: ledger.Entry = until("the end of the sender", sending.outcome, seen=lambda: sending)
+def outcome_of(process: delivery.SenderProcess) -> ledger.Entry:
+    outcome: ledger.Entry = until("the end of the sender", process.outcome, seen=lambda: process)
     return outcome
 
 
 def test_the_sender_s_process_reports_the_outcome() -> None:
     with serving(200) as server:
-        sending = outbox.Sending(outbox.Channel("webhook", url=f"{server.address}/{URL_PATH}", allow_http=True).request(END, 0.0))
-        outcome = outcome_of(sending)
+        request = delivery.Channel("webhook", url=f"{server.address}/{URL_PATH}", allow_http=True).request(END, 0.0)
+        outcome = outcome_of(delivery.SenderProcess(request))
     assert (outcome["state"], outcome["key"]) == (ledger.SENT, PAYLOAD["id"])
     assert outcome["words"].startswith("failed: sent by webhook at ")
     assert server.received[0][2] == PAYLOAD
@@ -191,27 +192,30 @@ def test_the_url_is_read_from_its_file_at_each_try(tmp_path: Path) -> None:
         assert sender.deliver(request, FAST, write_url) == ("", 2)
 
 
-def test_outcomes_are_stored_in_a_file_and_failures_in_the_log(tmp_path: Path) -> None:
-    outcomes, log = tmp_path / "notified.jsonl", tmp_path / "log"
-    with log.open("wb") as file:
-        request = outbox.Channel("webhook", url=f"http://127.0.0.1:1/{URL_PATH}", allow_http=True).request(END, 1.5)
-        outcome_of(outbox.Sending(request, outcomes=outcomes, log=file.fileno()))
-        outcome_of(outbox.Sending(outbox.Channel("command", ("true",)).request(END, 0.0), outcomes=outcomes, log=file.fileno()))
+def test_outcomes_are_stored_in_a_file_and_failures_are_written_to_stderr(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    outcomes = tmp_path / "notified.jsonl"
+    webhook = delivery.Channel("webhook", url=f"http://127.0.0.1:1/{URL_PATH}", allow_http=True).request(END, 1.5)
+    for request in (webhook, delivery.Channel("command", ("true",)).request(END, 0.0)):
+        process = delivery.SenderProcess(request, outcomes)
+        until("the end of the sender", process.has_ended, seen=lambda: outcomes)
+    log = capfd.readouterr().err
     assert len(outcomes.read_text().splitlines()) == 3
-    failed, sent = outbox.read_outcomes(outcomes)
+    failed, sent = delivery.read_outcomes(outcomes)
     assert failed == "failed: not sent by webhook: the webhook was not reached: Connection refused (2 tries)"
     assert sent.startswith("failed: sent by command at ")
-    assert [line.partition(" ")[2] for line in log.read_text().splitlines()] == [f"digits, {failed}"]
-    assert URL_PATH not in outcomes.read_text() + log.read_text()
-    assert outbox.read_outcomes(tmp_path / "none") == ()
+    assert [line.partition(" ")[2] for line in log.splitlines()] == [f"digits, {failed}"]
+    assert URL_PATH not in outcomes.read_text() + log
+    assert delivery.read_outcomes(tmp_path / "none") == ()
 
 
 def test_no_argument_or_variable_of_a_sender_has_the_url() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        request = outbox.Channel("webhook", url=f"http://127.0.0.1:{silent.getsockname()[1]}/{URL_PATH}", allow_http=True).request(END, 0.0)
-        sending = outbox.Sending(request)
+        request = delivery.Channel("webhook", url=f"http://127.0.0.1:{silent.getsockname()[1]}/{URL_PATH}", allow_http=True).request(
+            END, 0.0
+        )
+        process = delivery.SenderProcess(request)
         connection, _ = silent.accept()
         with connection:
             for file in ("cmdline", "environ"):
-                assert URL_PATH.encode() not in Path(f"/proc/{sending.pid}/{file}").read_bytes()
-        outcome_of(sending)
+                assert URL_PATH.encode() not in Path(f"/proc/{process.pid}/{file}").read_bytes()
+        outcome_of(process)

@@ -14,7 +14,7 @@ from launcher.backend.kubernetes.notifier import entries_of
 from launcher.backend.kubernetes.pod_status import ClusterSnapshot
 from launcher.backend.kubernetes.status_source import StatusReader, relevant_pods
 from launcher.errors import LauncherError
-from launcher.notify.outbox import Channel
+from launcher.notify.delivery import Channel
 from launcher.runs.status import RunStatus, State, TaskStatus
 from tests.golden_messages import Golden
 from tests.launcher.backend.kubernetes import objects

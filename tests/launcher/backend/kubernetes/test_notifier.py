@@ -14,8 +14,8 @@ from launcher.backend.kubernetes.errors import ForbiddenError, UnreachableError
 from launcher.backend.kubernetes.notifier import NOTE, NoChannelError, Notifier
 from launcher.errors import LauncherError
 from launcher.notify import sender
+from launcher.notify.delivery import Channel
 from launcher.notify.message import STALL_GRACE
-from launcher.notify.outbox import Channel
 from launcher.runs.status import RunStatus, State, TaskStatus
 from launcher.spec.models import ClusterSpec
 from launcher.spec.notification import Webhook
@@ -138,7 +138,7 @@ def test_a_message_of_a_watcher_that_has_ended_is_sent_by_another() -> None:
     with serving(200) as server:
         first = new_watcher(cluster, None)
         assert list(first.send_due(FAILED)) == []
-        until("the end of its sender", first._sent[0].sending.outcome, seen=lambda: entries(cluster))
+        until("the end of its sender", first._sent[0].sender.outcome, seen=lambda: entries(cluster))
         second = new_watcher(cluster, server)
         assert list(second.send_due(FAILED)) == []
         assert server.received == []

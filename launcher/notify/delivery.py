@@ -1,4 +1,4 @@
-"""The sending of a run's messages: a process for each, which may outlive the process that started it, and its outcome."""
+"""The channels of a run's messages, and the process that sends one by a channel; it may outlive the process that started it."""
 
 import contextlib
 import json
@@ -21,7 +21,7 @@ WEBHOOK_VARIABLE = "NOTIFY_WEBHOOK"
 
 @dataclass(frozen=True)
 class Channel:
-    """A way to notify people: `command`, which runs in `directory`, or `webhook`, by its URL or by the file that has it."""
+    """A way to notify people: `command`, which runs in `directory`, or `webhook`, by its `url` or else by the `url_file` that has it."""
 
     kind: str  # command, webhook
     command: tuple[str, ...] = ()
@@ -41,11 +41,11 @@ class Channel:
         return {"payload": message.payload(), "channel": self.kind, "seconds": seconds, **destination}
 
 
-class Sending:
-    """The process that sends one message; `outcome` returns None until it has ended."""
+class SenderProcess:
+    """The process that sends one message."""
 
-    def __init__(self, request: Mapping[str, Any], *, outcomes: Path | None = None, log: int | None = subprocess.DEVNULL) -> None:
-        """Start the sender. It appends its outcome to the file `outcomes`, if given, and a line about a failure to `log`, None for this process's stderr. Raises OSError."""
+    def __init__(self, request: Mapping[str, Any], outcomes: Path | None = None) -> None:
+        """Start it. With a file `outcomes`, it appends its outcome there, and a line about a failure to this process's stderr; else `outcome` has it. Raises OSError."""
         source = source_directory()
         environment = os.environ | ({"PYTHONPATH": search_path(os.environ.get("PYTHONPATH"), source)} if source else {})
         with contextlib.ExitStack() as stack:
@@ -53,7 +53,7 @@ class Sending:
                 [sys.executable, "-I" if sys.flags.isolated else "-P", "-m", SENDER],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE if outcomes is None else stack.enter_context(outcomes.open("ab")),
-                stderr=log,
+                stderr=subprocess.DEVNULL if outcomes is None else None,
                 cwd="/",
                 env=environment,
                 start_new_session=True,
@@ -63,18 +63,20 @@ class Sending:
             self._process.stdin.write(json.dumps(request).encode())
             self._process.stdin.close()
         self.pid = self._process.pid
-        self._reads_outcome = outcomes is None
         self._event = str(request["payload"]["event"])
 
+    def has_ended(self) -> bool:
+        """Return whether it has sent the message, or has failed."""
+        return self._process.poll() is not None
+
     def outcome(self) -> ledger.Entry | None:
-        """Return its outcome; None while it runs."""
-        if self._process.poll() is None:
+        """Return the outcome of a sender without a file for it; None while it runs."""
+        if not self.has_ended():
             return None
-        outcome: ledger.Entry = {"state": ledger.FAILED, "words": f"{self._event}: the process that sends it has failed"}
-        if self._reads_outcome and self._process.stdout is not None:
-            with contextlib.suppress(ValueError, TypeError, IndexError), self._process.stdout as stdout:
-                outcome = dict(json.loads(stdout.read().splitlines()[-1]))
-        return outcome
+        assert self._process.stdout is not None  # noqa: S101
+        with contextlib.suppress(ValueError, TypeError, IndexError), self._process.stdout as stdout:
+            return dict(json.loads(stdout.read().splitlines()[-1]))
+        return {"state": ledger.FAILED, "words": f"{self._event}: the process that sends it has failed"}
 
     def detach(self) -> None:
         """Let it outlive this process, without the warning of Popen that it still runs."""
