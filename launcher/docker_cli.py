@@ -1,4 +1,4 @@
-"""Runs the `docker` command; an error of it gets a remedy.
+"""Runs the `docker` command, and adds a remedy to its errors.
 
 It is preferred to the SDK because it uses the contexts, credentials and proxies that the user has set up.
 """
@@ -12,7 +12,7 @@ from typing import Literal
 
 from launcher.errors import LauncherError
 
-DEADLINE = 60.0  # seconds; slow commands pass their own
+TIMEOUT = 60.0  # seconds; slow commands pass their own
 
 
 class DockerError(LauncherError):
@@ -23,15 +23,15 @@ class DockerError(LauncherError):
         self.output = output
 
 
-NoEngine = Literal["forbidden", "silent", "context"]
-# Why no engine answers -> the pattern of the command's message, our message, the remedy.
-_NO_ENGINE: dict[NoEngine, tuple[str, str, str]] = {
+EngineProblem = Literal["forbidden", "unreachable", "context"]
+# Problem -> the pattern of the command's message, our message, the remedy.
+_ENGINE_PROBLEMS: dict[EngineProblem, tuple[str, str, str]] = {
     "forbidden": (
         r"permission denied.*(?:docker\.sock|docker daemon|docker API)",
         "no permission to use the Docker engine",
         "add yourself to the group docker (sudo usermod -aG docker $USER, then log in again), or use rootless Docker",
     ),
-    "silent": (
+    "unreachable": (
         r"cannot connect to the docker daemon|error during connect|failed to connect to the docker api",
         "the Docker engine does not answer",
         "start it (Docker Desktop, or sudo systemctl start docker); `docker info` must answer (DOCKER_HOST and `docker context ls` name the engine in use)",
@@ -44,7 +44,7 @@ _NO_ENGINE: dict[NoEngine, tuple[str, str, str]] = {
 }
 
 
-def program() -> str:
+def docker_path() -> str:
     """Return the path of the docker command. Raises DockerError if it is not installed."""
     path = shutil.which("docker")
     if path is None:
@@ -56,15 +56,15 @@ def program() -> str:
     return path
 
 
-def no_engine(output: str) -> DockerError | None:
+def engine_error(output: str) -> DockerError | None:
     """Return the error if the docker command's `output` says that no engine answers, else None."""
-    causes = (why for why, (pattern, _, _) in _NO_ENGINE.items() if re.search(pattern, output, re.IGNORECASE))
-    return next((no_engine_error(why, output) for why in causes), None)
+    problems = (problem for problem, (pattern, _, _) in _ENGINE_PROBLEMS.items() if re.search(pattern, output, re.IGNORECASE))
+    return next((engine_error_for(problem, output) for problem in problems), None)
 
 
-def no_engine_error(why: NoEngine, output: str) -> DockerError:
+def engine_error_for(problem: EngineProblem, output: str) -> DockerError:
     """Return the error for an engine that does not answer; `output` is from the command or the client."""
-    _, message, remedy = _NO_ENGINE[why]
+    _, message, remedy = _ENGINE_PROBLEMS[problem]
     return DockerError(f"{message}: {last_line(output)}", remedy, output)
 
 
@@ -73,32 +73,32 @@ def last_line(output: str) -> str:
     return next((line.strip() for line in reversed(output.splitlines()) if line.strip()), "no output")
 
 
-def docker(*arguments: str, deadline: float = DEADLINE, environment: Mapping[str, str] | None = None, stdin: str | None = None) -> str:
-    """Run `docker ARGUMENTS` and return its stdout. `environment` replaces this process's own; `deadline` in seconds.
+def docker(*arguments: str, timeout: float = TIMEOUT, environment: Mapping[str, str] | None = None, stdin: str | None = None) -> str:
+    """Run `docker ARGUMENTS` and return its stdout. `environment` replaces this process's own; `timeout` in seconds.
 
-    Raises DockerError if the command is not installed, the engine does not answer, the deadline passes, or the exit code is not 0.
+    Raises DockerError if the command is not installed, the engine does not answer, the time is up, or the exit code is not 0.
     """
     command_line = shlex.join(["docker", *arguments])
     try:
         completed = subprocess.run(
-            [program(), *arguments],
+            [docker_path(), *arguments],
             env=environment,
             input="" if stdin is None else stdin,
             capture_output=True,
             text=True,
             errors="replace",
-            timeout=deadline,
+            timeout=timeout,
             check=False,
         )
     except subprocess.TimeoutExpired as error:
         raise DockerError(
-            f"`{command_line}` gave no answer within {deadline:g} s",
+            f"`{command_line}` gave no answer within {timeout:g} s",
             "check whether the engine is busy or hangs: docker info",
             str(error.stderr or ""),
         ) from None
     if completed.returncode == 0:
         return completed.stdout
     output = completed.stderr or completed.stdout
-    raise no_engine(output) or DockerError(
+    raise engine_error(output) or DockerError(
         f"`{command_line}` failed: {last_line(output)}", "the message above comes from the engine", output
     )

@@ -12,7 +12,7 @@ from launcher.cli.formats import decimal_size, duration
 from launcher.cli.options import Json
 
 if TYPE_CHECKING:
-    from launcher.image_build.build import Request
+    from launcher.image_build.build import BuildRequest
     from launcher.images import Image
 
 EXAMPLES = (
@@ -70,12 +70,12 @@ def image(
 ) -> None:
     """Build the image that containers start from."""
     from launcher.errors import UsageError
-    from launcher.image_build.build import Request
+    from launcher.image_build.build import BuildRequest
 
     del action  # there is one
     if tag is not None and push is not None:
         raise UsageError("--push and --tag both name the image", "leave out --tag")
-    request = Request(
+    request = BuildRequest(
         gpu=gpu,
         code=code,
         tag=_image_name("--push", push) or _image_name("--tag", tag),
@@ -115,7 +115,7 @@ def _image_name(option: str, name: str | None) -> str | None:
         raise UsageError(f"{option}: {error.message}; expected {error.expected}", error.remedy) from None
 
 
-def _build(request: "Request", *, verbose: bool) -> "Image":
+def _build(request: "BuildRequest", *, verbose: bool) -> "Image":
     from rich.console import Console
     from rich.markup import escape
 
@@ -125,7 +125,7 @@ def _build(request: "Request", *, verbose: bool) -> "Image":
     check(request)
     # Progress goes to stderr; stdout is for the result.
     console = Console(stderr=True, highlight=False)
-    console.print(f"building {request.name} on {request.base}", soft_wrap=True)
+    console.print(f"building {request.name} on {request.effective_base_image}", soft_wrap=True)
     if request.code is not None and (large := _large_directories(request.code)):
         console.print(
             f"note: the image will contain {', '.join(large)}; a .dockerignore in {request.code} can exclude them",
@@ -133,11 +133,11 @@ def _build(request: "Request", *, verbose: bool) -> "Image":
             markup=False,
         )
     if verbose:
-        return build(request, lambda _: None, raw=lambda line: console.print(line, markup=False, soft_wrap=True))
+        return build(request, lambda _: None, on_line=lambda line: console.print(line, markup=False, soft_wrap=True))
     with console.status("connecting to the engine") as status:
         announced: set[str] = set()
 
-        def report(progress: Step | Output) -> None:
+        def on_progress(progress: Step | Output) -> None:
             if isinstance(progress, Output):
                 status.update(escape(f"{progress.title}: {progress.text[:60]}"))
                 if not console.is_terminal and progress.title not in announced:
@@ -148,7 +148,7 @@ def _build(request: "Request", *, verbose: bool) -> "Image":
             elif progress.seconds >= _MIN_REPORTED:
                 console.print(f"  {progress.title}: {duration(progress.seconds)}")
 
-        return build(request, report)
+        return build(request, on_progress)
 
 
 def _push(name: str) -> None:

@@ -27,7 +27,7 @@ def unsaved(status: RunStatus, now: float) -> str:
     needs = "" if failed.step is None else f"; step {failed.step:,} takes {formats.decimal_size(failed.size or 0)}"
     free = "" if failed.free is None else f", {failed.free:,} bytes are free"
     last = "there is no checkpoint" if failed.saved is None else f"the last checkpoint is of step {failed.saved:,}"
-    until = "" if failed.until is None else f"; it is retried until {timestamps.rfc3339_seconds(failed.until)} (limits.save_timeout)"
+    until = "" if failed.until is None else f"; it is retried until {timestamps.rfc3339(failed.until, 'seconds')} (limits.save_timeout)"
     return f"fails{since}: {failed.path}: {failed.cause}{needs}{free}; {last}{until}"
 
 

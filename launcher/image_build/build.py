@@ -11,18 +11,18 @@ from pathlib import Path
 from typing import IO
 
 from launcher import __version__, images
-from launcher.docker_cli import DockerError, docker, last_line, program
+from launcher.docker_cli import DockerError, docker, docker_path, last_line
 from launcher.errors import LauncherError, UsageError
 from launcher.image_build.context import DOCKERFILE, archive, default_base_image, source_digest
 from launcher.image_build.failures import failure
-from launcher.image_build.steps import Output, Step, Steps
+from launcher.image_build.steps import Output, ProgressParser, Step
 from launcher.images import Image
 from launcher.plan.container_paths import CONTAINER_CODE
 
-DEADLINE = 2 * 3600.0  # seconds; the CUDA libraries are 3 GB, and some connections are slow
+TIMEOUT = 2 * 3600.0  # seconds; the CUDA libraries are 3 GB, and some connections are slow
 _HUB = ("docker.io", "index.docker.io", "registry-1.docker.io")  # the registries of Docker Hub
 
-Report = Callable[[Step | Output], None]
+OnProgress = Callable[[Step | Output], None]
 
 # Adds the code to the image that was just built, without what the code's .dockerignore excludes.
 _CODE_DOCKERFILE = f"""\
@@ -33,7 +33,7 @@ COPY --chown={images.USER}:{images.USER} . {CONTAINER_CODE}
 
 
 @dataclass(frozen=True)
-class Request:
+class BuildRequest:
     """A build. `build_args` are NAME=VALUE, or NAME for the environment's own value; None is the default."""
 
     gpu: bool = False
@@ -47,7 +47,7 @@ class Request:
 
     @property
     def trainer_image(self) -> str:
-        """The name of the image without the user's code. With code, one for another platform has a name of its own, so that it does not replace the engine's."""
+        """The name of the image without the user's code. With `code` and `platform` it has a name of its own, so that it does not replace that for the engine's platform."""
         default = images.GPU_IMAGE if self.gpu else images.DEFAULT_IMAGE
         if self.code is None:
             return self.tag or default
@@ -59,20 +59,20 @@ class Request:
         return self.trainer_image if self.code is None else self.tag or f"{self.trainer_image}-with-{_tag_part(self.code.resolve().name)}"
 
     @property
-    def base(self) -> str:
+    def effective_base_image(self) -> str:
         """The name of the base image."""
         return self.base_image or default_base_image()
 
 
-def build(request: Request, report: Report, *, raw: Callable[[str], None] | None = None) -> Image:
-    """Build the requested image and return it. `report` is called with steps and their output, `raw` with every line.
+def build(request: BuildRequest, on_progress: OnProgress, *, on_line: Callable[[str], None] | None = None) -> Image:
+    """Build the requested image and return it. `on_progress` is called with steps and their output, `on_line` with every line.
 
-    Raises DockerError if the build fails.
+    Raises DockerError if the build fails, LauncherError if the engine does not have the image afterwards.
     """
-    _docker_build(_arguments(request), archive(), request.trainer_image, request.base, report, raw)
+    _docker_build(_arguments(request), archive(), request.trainer_image, request.effective_base_image, on_progress, on_line)
     if request.code is not None:
         arguments = ["--file", "-", "--build-arg", f"IMAGE={request.trainer_image}", "--tag", request.name, *_platform(request)]
-        _docker_build([*arguments, str(request.code)], _CODE_DOCKERFILE.encode(), request.name, request.trainer_image, report, raw)
+        _docker_build([*arguments, str(request.code)], _CODE_DOCKERFILE.encode(), request.name, request.trainer_image, on_progress, on_line)
     built = images.find(request.name)
     if built is None:
         raise LauncherError(
@@ -85,7 +85,7 @@ def build(request: Request, report: Report, *, raw: Callable[[str], None] | None
 def push(name: str) -> None:
     """Push an image to the registry that its name begins with. Raises DockerError with the registry's answer and a remedy."""
     try:
-        docker("push", "--quiet", name, deadline=DEADLINE)
+        docker("push", "--quiet", name, timeout=TIMEOUT)
     except DockerError as error:
         registry = _registry(name)
         login = "docker login" if registry is None else f"docker login {registry}"
@@ -96,7 +96,7 @@ def push(name: str) -> None:
 
 
 def _registry(name: str) -> str | None:
-    """Return the registry that an image's name begins with; None for Docker Hub, whose images need no registry in their names."""
+    """Return the registry that an image's name begins with; None for Docker Hub."""
     first, slash, _ = name.partition("/")
     is_registry = slash and (first == "localhost" or not {".", ":"}.isdisjoint(first))
     return first if is_registry and first not in _HUB else None
@@ -107,11 +107,11 @@ def _without_hub(name: str) -> str:
     return rest if first in _HUB else name
 
 
-def _arguments(request: Request) -> list[str]:
+def _arguments(request: BuildRequest) -> list[str]:
     arguments = ["--file", DOCKERFILE, "--target", "gpu" if request.gpu else "cpu", "--tag", request.trainer_image]
-    arguments += ["--build-arg", f"VERSION={__version__}", "--build-arg", f"BASE_IMAGE={request.base}"]
+    arguments += ["--build-arg", f"VERSION={__version__}", "--build-arg", f"BASE_IMAGE={request.effective_base_image}"]
     # Not as an argument of the Dockerfile, which would invalidate the cache of every later step.
-    arguments += ["--label", f"{images.SOURCE_DIGEST}={source_digest()}"]
+    arguments += ["--label", f"{images.SOURCE_DIGEST_LABEL}={source_digest()}"]
     arguments += _platform(request)
     for argument in request.build_args:
         arguments += ["--build-arg", argument]
@@ -121,12 +121,12 @@ def _arguments(request: Request) -> list[str]:
     return [*arguments, "-"]
 
 
-def _platform(request: Request) -> list[str]:
+def _platform(request: BuildRequest) -> list[str]:
     return ["--platform", request.platform] if request.platform else []
 
 
-def check(request: Request) -> None:
-    """Raise UsageError for unusable files and arguments, with which the build would fail late or ignore them."""
+def check(request: BuildRequest) -> None:
+    """Raise UsageError for files and arguments that would make the build fail late, or that it would ignore."""
     code = request.code
     if code is not None and not code.is_dir():
         cause = "is not a directory" if code.exists() else "does not exist"
@@ -149,15 +149,17 @@ def _tag_part(name: str) -> str:
     return part[:40] or "code"
 
 
-def _docker_build(arguments: list[str], stdin: bytes, name: str, base: str, report: Report, raw: Callable[[str], None] | None) -> None:
+def _docker_build(
+    arguments: list[str], stdin: bytes, name: str, base: str, on_progress: OnProgress, on_line: Callable[[str], None] | None
+) -> None:
     """Run `docker build`; raise DockerError if it fails."""
     # With the engine's own builder, since another builder would not put the image into the engine.
     environment = {key: value for key, value in os.environ.items() if key != "BUILDX_BUILDER"}
     environment |= {"DOCKER_BUILDKIT": "1", "BUILDX_NO_DEFAULT_ATTESTATIONS": "1"}
-    steps = Steps()
+    parser = ProgressParser()
     output: list[str] = []
     with subprocess.Popen(
-        [program(), "build", "--progress=plain", *arguments],
+        [docker_path(), "build", "--progress=plain", *arguments],
         env=environment,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -165,27 +167,27 @@ def _docker_build(arguments: list[str], stdin: bytes, name: str, base: str, repo
     ) as process:
         assert process.stdin is not None  # noqa: S101 - both are pipes
         assert process.stdout is not None  # noqa: S101
-        deadline = threading.Timer(DEADLINE, process.kill)
-        deadline.start()
+        timer = threading.Timer(TIMEOUT, process.kill)
+        timer.start()
         threading.Thread(target=_feed, args=(process.stdin, stdin), daemon=True).start()
         try:
             for line in (raw_line.decode(errors="replace").rstrip("\n") for raw_line in process.stdout):
                 output.append(line)
-                if raw is not None:
-                    raw(line)
-                if (progress := steps.read(line)) is not None:
-                    report(progress)
+                if on_line is not None:
+                    on_line(line)
+                if (progress := parser.read(line)) is not None:
+                    on_progress(progress)
             code = process.wait()
         except BaseException:
             process.terminate()
             raise
         finally:
-            timed_out = not deadline.is_alive()
-            deadline.cancel()
+            timed_out = not timer.is_alive()
+            timer.cancel()
     if timed_out:
-        raise DockerError(f"the image {name} was not built within {DEADLINE / 3600:g} hours", "--verbose shows what it waits for")
+        raise DockerError(f"the image {name} was not built within {TIMEOUT / 3600:g} hours", "--verbose shows what it waits for")
     if code:
-        raise failure("\n".join(output), name=name, base=base, last="\n".join(steps.last))
+        raise failure("\n".join(output), name=name, base=base, last="\n".join(parser.last))
 
 
 def _feed(stdin: IO[bytes], content: bytes) -> None:

@@ -39,7 +39,7 @@ def archive(packages: Sequence[str] = PACKAGES) -> bytes:
 
 
 def source_digest() -> str:
-    """Return the digest of the trainer's files, the label of images built from them. The launcher's files are left out: changing them makes no image stale."""
+    """Return the digest of what the trainer's part of an image is built from: its package and FILES. A change of the launcher alone makes no image stale."""
     return hashlib.sha256(archive(["trainer"])).hexdigest()[:16]
 
 

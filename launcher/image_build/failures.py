@@ -2,7 +2,7 @@
 
 import re
 
-from launcher.docker_cli import DockerError, last_line, no_engine
+from launcher.docker_cli import DockerError, engine_error, last_line
 
 _PROXY = "behind a proxy or with an index of your own, see docs/images.md: --build-arg HTTPS_PROXY=..., --pip-config FILE, --ca-file FILE"
 _BUILDX = "install the plugin (Debian, Ubuntu: docker-buildx; Docker Desktop has it); `docker buildx version` must answer"
@@ -66,7 +66,7 @@ _CAUSES: tuple[tuple[str, str, str], ...] = (
 
 def failure(output: str, *, name: str, base: str, last: str) -> DockerError:
     """Return the error for a build of the image `name` on `base` that failed; `last` holds the lines to show."""
-    if error := no_engine(output):
+    if error := engine_error(output):
         return error
     failed = f"the image {name} could not be built"
     for pattern, message, remedy in _CAUSES:

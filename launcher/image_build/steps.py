@@ -13,13 +13,13 @@ _OUTPUT = re.compile(r"\d+\.\d+ (.*)")
 _DONE = re.compile(r"DONE (\d+\.\d+)s")
 _LAST_LINES = 15  # last lines of the build that an error shows
 
-# Stage or step of images/Dockerfile, at the start of its title -> its title for people. Other steps are not reported.
+# Pattern of the start of BuildKit's title of a step of images/Dockerfile -> our title. Other steps are not reported.
 _TITLES = (
     (r"\[internal\] load metadata", "looking for the base image"),
     (r"\[(?:install-cpu|install-gpu) .* RUN", "installing TensorFlow and its dependencies"),
     (r"\[install(?:-cpu|-gpu)? 1/", "fetching the base image"),
     (r"\[program .* RUN", "compiling the trainer"),
-    (r"\[(?:cpu|gpu) .* COPY .*/opt/venv", "copying them without unneeded files"),
+    (r"\[(?:cpu|gpu) .* COPY .*/opt/venv", "copying TensorFlow without unneeded files"),
     (r"\[.* COPY .* /code", "copying your code"),
     (r"exporting to image", "writing the image"),
 )
@@ -42,7 +42,7 @@ class Output:
 
 
 @dataclass
-class Steps:
+class ProgressParser:
     """Reads the lines one by one. `last` holds the last lines of output, for an error."""
 
     last: deque[str] = field(default_factory=lambda: deque(maxlen=_LAST_LINES))

@@ -58,7 +58,7 @@ class Message:
             "reason": self.reason,
             "step": self.step,
             "steps": self.steps,
-            "time": timestamps.rfc3339_seconds(self.at),
+            "time": timestamps.rfc3339(self.at, "seconds"),
             "text": self.text,
         }
 

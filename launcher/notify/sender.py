@@ -31,7 +31,7 @@ from urllib.parse import urlsplit
 
 from launcher.notify.ledger import CLAIMED, FAILED, SENT
 from launcher.notify.message import variables
-from launcher.timestamps import rfc3339, rfc3339_seconds
+from launcher.timestamps import rfc3339
 
 _DELAYS = (1.0, 60.0)  # seconds between tries: the first delay, which doubles up to the second
 _REQUEST_TIMEOUT = 15.0  # seconds of one try
@@ -225,13 +225,13 @@ def main() -> int:
             sys.stdout.write(json.dumps({**outcome, "words": f"{payload['event']}: {text}"}) + "\n")
             sys.stdout.flush()
 
-    retried = f"retried until {rfc3339_seconds(began + float(request['seconds']))}"
+    retried = f"retried until {rfc3339(began + float(request['seconds']), 'seconds')}"
     cause, tries = deliver(
         request, on_first_failure=lambda cause: report(CLAIMED, f"not yet sent by {request['channel']}: {cause}; {retried}")
     )
     suffix = "" if tries == 1 else f" ({tries} tries)"
     if not cause:
-        report(SENT, f"sent by {request['channel']} at {rfc3339_seconds(time.time())}{suffix}")
+        report(SENT, f"sent by {request['channel']} at {rfc3339(time.time(), 'seconds')}{suffix}")
         return 0
     text = f"not sent by {request['channel']}: {cause}{suffix}"
     report(FAILED, text)

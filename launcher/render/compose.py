@@ -9,7 +9,7 @@ import os
 from typing import Any
 
 from launcher.errors import UsageError
-from launcher.images import HEALTH_COMMAND, USER, all_for, image_for, image_of, is_ours
+from launcher.images import HEALTH_COMMAND, USER, all_for, is_trainer_image, spec_image, task_image
 from launcher.plan import role_rules
 from launcher.plan.addresses import TENSORBOARD_PORT, tf_config_text
 from launcher.plan.container_paths import CONTAINER_CODE, CONTAINER_DATA, CONTAINER_RUNS
@@ -127,7 +127,7 @@ def _header(source: RenderSource) -> str:
         f"It needs the image{'s' if len(images) > 1 else ''} {', '.join(images)}, and an engine with Compose 2.20 or newer.",
         *(
             [f"`launcher image build` builds ours; {IMAGE_VARIABLE} names another, such as one in a registry."]
-            if any(map(is_ours, images))
+            if any(map(is_trainer_image, images))
             else []
         ),
         f"  docker compose -f FILE up        {verb} every task ends by itself{tensorboard_note}",
@@ -182,7 +182,7 @@ def _notes(source: RenderSource) -> list[str]:
 def _container(spec: ClusterSpec, *, is_hardened: bool) -> dict[str, Any]:
     rights: dict[str, Any] = {"user": f"{USER}:{USER}", "read_only": True, "cap_drop": ["ALL"]} if is_hardened else {}
     return {
-        "image": image(image_for(spec)),
+        "image": image(spec_image(spec)),
         **rights,
         "security_opt": ["no-new-privileges:true"],
         "init": True,
@@ -198,7 +198,7 @@ def _role_service(spec: ClusterSpec, plan: Plan, task: Task) -> dict[str, Any]:
     command = [escaped(word) for word in task.command]
     replaces_entrypoint = not task.is_entrypoint
     shared: dict[str, Any] = {
-        "image": image(image_of(task, spec)),
+        "image": image(task_image(task, spec)),
         **({"entrypoint": []} if replaces_entrypoint else {}),
         **({"command": command} if replaces_entrypoint or command else {}),
         **({"working_dir": escaped(directory)} if (directory := task.cwd or (None if task.image else TMP)) else {}),
@@ -346,7 +346,7 @@ def _prepare(source: RenderSource, base: dict[str, Any], common: dict[str, str],
     to_all = spec.security == "image"
     mounted = {RUN_VOLUME: CONTAINER_RUNS} if compose_extras.prepares_run_volume(plan) else {}
     mounted |= {name: f"/scratch/{name}" for name in scratch}
-    own = {"image": image(image_of(plan.tasks[0], spec))} if storage_of(spec) is None else {}  # an image that the run needs anyway
+    own = {"image": image(task_image(plan.tasks[0], spec))} if storage_of(spec) is None else {}  # an image that the run needs anyway
     return {
         MERGE: base,
         **own,

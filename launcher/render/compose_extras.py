@@ -3,7 +3,7 @@
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from launcher.images import image_of
+from launcher.images import task_image
 from launcher.plan.container_paths import CONTAINER_RUNS
 from launcher.plan.models import Plan, Task
 from launcher.render import labels
@@ -90,7 +90,7 @@ def _service(source: RenderSource, task: Task, container: Container, base: dict[
     volumes = _mounts(source, task, container)
     return {
         MERGE: base,
-        "image": image(container.image or image_of(task, source.spec)),
+        "image": image(container.image or task_image(task, source.spec)),
         **({"entrypoint": []} if container.command else {}),
         **({"command": arguments} if arguments else {}),
         **({"working_dir": escaped(container.working_dir)} if container.working_dir else {}),

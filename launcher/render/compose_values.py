@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from launcher.images import is_ours
+from launcher.images import is_trainer_image
 
 IMAGE_VARIABLE = "TRAINER_IMAGE"
 _MEBI, _GIBI = 1024**2, 1024**3
@@ -12,7 +12,7 @@ _MEBI, _GIBI = 1024**2, 1024**3
 
 def image(name: str) -> str:
     """Return an image's name; a variable can replace the name of our own image."""
-    return f"${{{IMAGE_VARIABLE}:-{name}}}" if is_ours(name) else escaped(name)
+    return f"${{{IMAGE_VARIABLE}:-{name}}}" if is_trainer_image(name) else escaped(name)
 
 
 def escaped(value: str) -> str:

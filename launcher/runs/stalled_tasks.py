@@ -29,7 +29,7 @@ class Stall:
             self.since = (self.last_event_at or 0.0) - (number(event, "seconds") or 0.0)
             self.activity = text(event, "doing")
             description = str(Activity(self.activity, text(event, "place")))
-            self.message = ": ".join(filter(None, (f"no progress since {timestamps.rfc3339_seconds(self.since)}", description)))
+            self.message = ": ".join(filter(None, (f"no progress since {timestamps.rfc3339(self.since, 'seconds')}", description)))
         elif event["event"] in _RESUMED:
             self.activity, self.since, self.message = "", None, ""
 

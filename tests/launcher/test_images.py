@@ -14,20 +14,20 @@ def spec(**fields: object) -> ClusterSpec:
 
 
 def test_a_spec_without_an_image_gets_ours() -> None:
-    assert images.image_for(spec()) == images.DEFAULT_IMAGE
-    assert images.is_ours(images.DEFAULT_IMAGE)
+    assert images.spec_image(spec()) == images.DEFAULT_IMAGE
+    assert images.is_trainer_image(images.DEFAULT_IMAGE)
 
 
 def test_one_role_with_gpus_is_enough_for_the_image_with_cuda() -> None:
     roles = Roles(chief=Role(), worker=Role(replicas=2, gpus=1))
-    assert images.image_for(spec(roles=roles)) == images.GPU_IMAGE
+    assert images.spec_image(spec(roles=roles)) == images.GPU_IMAGE
     assert images.build_command(images.GPU_IMAGE) == "launcher image build --gpu"
 
 
 def test_an_image_that_the_spec_names_is_used_with_gpus_too() -> None:
     named = spec(image="registry.example/team/train:3", roles=Roles(chief=Role(gpus=1)))
-    assert images.image_for(named) == "registry.example/team/train:3"
-    assert not images.is_ours(images.image_for(named))
+    assert images.spec_image(named) == "registry.example/team/train:3"
+    assert not images.is_trainer_image(images.spec_image(named))
 
 
 def test_an_image_that_no_container_starts_from_is_not_needed() -> None:
@@ -54,14 +54,14 @@ def test_a_missing_docker_command_is_an_error_with_a_remedy(monkeypatch: pytest.
     ],
 )
 def test_an_engine_that_cannot_be_used_is_an_error_with_a_remedy(output: str, message: str) -> None:
-    error = docker_cli.no_engine(output)
+    error = docker_cli.engine_error(output)
     assert error is not None
     assert message in error.message
     assert error.remedy
 
 
 def test_a_refusal_by_the_engine_is_not_taken_for_a_missing_engine() -> None:
-    assert docker_cli.no_engine("Error: No such image: nothing:1") is None
+    assert docker_cli.engine_error("Error: No such image: nothing:1") is None
 
 
 def fake_docker(directory: Path, script: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,7 +75,7 @@ def fake_docker(directory: Path, script: str, monkeypatch: pytest.MonkeyPatch) -
 def test_an_engine_that_hangs_is_an_error_after_the_deadline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     fake_docker(tmp_path, "exec sleep 60", monkeypatch)
     with pytest.raises(DockerError, match=r"`docker info` gave no answer within 0\.2 s"):
-        docker("info", deadline=0.2)
+        docker("info", timeout=0.2)
 
 
 def test_an_error_quotes_the_last_line_of_the_engine_s_output(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

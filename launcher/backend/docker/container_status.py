@@ -102,7 +102,7 @@ def _has_parent(container: Container) -> bool:
 
 def _has_hardened_user_image(container: Container) -> bool:
     """Return whether a container is hardened and its image is the user's own."""
-    return bool(container.attrs["HostConfig"].get("ReadonlyRootfs")) and not images.is_ours(container.attrs["Config"]["Image"])
+    return bool(container.attrs["HostConfig"].get("ReadonlyRootfs")) and not images.is_trainer_image(container.attrs["Config"]["Image"])
 
 
 def run_state(tasks: tuple[TaskStatus, ...], required: list[str], *, ready: bool) -> tuple[State, str, str]:

@@ -173,7 +173,7 @@ def _translated(error: Exception, action: str) -> LauncherError:
     inner = _os_error(error)
     if inner is not None and inner.errno in _DISK_FULL:
         return os_errors.explain(inner, action)
-    return docker_cli.no_engine_error("forbidden" if isinstance(inner, PermissionError) else "silent", str(error))
+    return docker_cli.engine_error_for("forbidden" if isinstance(inner, PermissionError) else "unreachable", str(error))
 
 
 def _os_error(error: BaseException) -> OSError | None:
@@ -194,7 +194,7 @@ def compose(run: str, file: Path, *arguments: str, action: str, timeout: float =
     environment = {name: value for name, value in os.environ.items() if not name.startswith(user_variables)} | {"TRAINER_EVENTS": "json"}
     command = ["compose", "--ansi", "never", "--project-name", run, "--file", str(file), *arguments]
     try:
-        docker_cli.docker(*command, deadline=max(timeout, COMPOSE_TIMEOUT), environment=environment)
+        docker_cli.docker(*command, timeout=max(timeout, COMPOSE_TIMEOUT), environment=environment)
     except DockerError as error:
         raise explain(error.output or error.message, action) from error
 

@@ -2,7 +2,7 @@
 
 import re
 
-from launcher.docker_cli import DockerError, last_line, no_engine
+from launcher.docker_cli import DockerError, engine_error, last_line
 from launcher.errors import LauncherError
 
 # Message of Compose or the engine -> what is wrong, what to do.
@@ -77,7 +77,7 @@ _KNOWN: tuple[tuple[str, str, str], ...] = (
 
 def explain(output: str, action: str) -> LauncherError:
     """Return the error for the output of the engine or Compose during `action`."""
-    if error := no_engine(output):
+    if error := engine_error(output):
         return error
     reason = last_line(output)
     for pattern, message, remedy in _KNOWN:

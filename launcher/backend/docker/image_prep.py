@@ -33,7 +33,7 @@ def prepare(spec: ClusterSpec, endpoint: Endpoint) -> Iterator[str]:
 def _image(spec: ClusterSpec, name: str) -> Iterator[str]:
     image = images.find(name)
     gpu = name == images.GPU_IMAGE
-    if image is None and not images.is_ours(name):
+    if image is None and not images.is_trainer_image(name):
         yield f"image {name} is not there yet: it is pulled now"
         _pull(name)
     elif image is None:
@@ -42,7 +42,7 @@ def _image(spec: ClusterSpec, name: str) -> Iterator[str]:
     elif _is_stale(spec, image):
         yield f"image {name} is there, of other sources than this launcher's: it is built again, as `{images.build_command(name)}` does"
         try:
-            yield from _build(gpu=gpu, base_image=image.labels.get(images.BASE_NAME))
+            yield from _build(gpu=gpu, base_image=image.labels.get(images.BASE_IMAGE_LABEL))
         except LauncherError as error:
             command = images.build_command(name)
             alternatives = f"or build it with the options of the last build: `{command}`; or use the old image: --set image={name}"
@@ -53,15 +53,15 @@ def _image(spec: ClusterSpec, name: str) -> Iterator[str]:
 
 def _is_stale(spec: ClusterSpec, image: Image) -> bool:
     """Return whether our image is known to be built from other sources than the launcher's."""
-    digest = image.labels.get(images.SOURCE_DIGEST)
-    return images.is_ours(image.name) and spec.image is None and digest is not None and digest != source_digest()
+    digest = image.labels.get(images.SOURCE_DIGEST_LABEL)
+    return images.is_trainer_image(image.name) and spec.image is None and digest is not None and digest != source_digest()
 
 
 def _why(spec: ClusterSpec, image: Image) -> str:
-    if spec.image or not images.is_ours(image.name):
+    if spec.image or not images.is_trainer_image(image.name):
         return "the spec names it"
     ours = "the trainer's own, for a spec with GPUs" if image.name == images.GPU_IMAGE else "the trainer's own, for a spec without GPUs"
-    if images.SOURCE_DIGEST in image.labels:
+    if images.SOURCE_DIGEST_LABEL in image.labels:
         return ours
     return f"{ours}; it does not name its sources: run `{images.build_command(image.name)}` after changes of the trainer"
 
@@ -88,7 +88,7 @@ def check_directories(spec: ClusterSpec, endpoint: Endpoint) -> None:
 
 def _pull(name: str) -> None:
     try:
-        docker("pull", "--quiet", name, deadline=_PULL_TIMEOUT)
+        docker("pull", "--quiet", name, timeout=_PULL_TIMEOUT)
     except DockerError as error:
         raise _pull_error(error, name) from error
 
@@ -106,18 +106,18 @@ def _pull_error(error: DockerError, name: str) -> LauncherError:
 
 def _build(*, gpu: bool, base_image: str | None = None) -> Iterator[str]:
     """Build our image, on `base_image` if given, and yield each step as it begins."""
-    from launcher.image_build.build import Request, build
+    from launcher.image_build.build import BuildRequest, build
     from launcher.image_build.steps import Step
 
     messages: queue.SimpleQueue[str | Exception | None] = queue.SimpleQueue()
 
-    def report(event: object) -> None:
+    def on_progress(event: object) -> None:
         if isinstance(event, Step) and event.seconds is None:
             messages.put(f"building: {event.title}")
 
     def run_build() -> None:
         try:
-            build(Request(gpu=gpu, base_image=base_image), report)
+            build(BuildRequest(gpu=gpu, base_image=base_image), on_progress)
         except Exception as error:  # noqa: BLE001  raised below, in the thread that waits
             messages.put(error)
         else:

@@ -37,7 +37,7 @@ def rename(engine: Engine, name: str, new_name: str, spec: ClusterSpec | None) -
     if not volumes:
         return None
     old = volumes[0]
-    image = images.image_for(spec) if spec is not None else images.DEFAULT_IMAGE
+    image = images.spec_image(spec) if spec is not None else images.DEFAULT_IMAGE
     if images.find(image) is None:
         raise LauncherError(
             f"the image {image} is not there; the old run's data is copied by a container of it", images.build_command(image)
@@ -120,7 +120,7 @@ def _check(response: requests.Response) -> None:
 
 
 def _any_image(engine: Engine, spec: ClusterSpec | None) -> str:
-    preferred = images.image_for(spec) if spec is not None else images.DEFAULT_IMAGE
+    preferred = images.spec_image(spec) if spec is not None else images.DEFAULT_IMAGE
     if images.find(preferred) is not None:
         return preferred
     for image in engine.client.images.list():

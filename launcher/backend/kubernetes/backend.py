@@ -38,7 +38,7 @@ from launcher.backend.kubernetes.pod_status import ClusterSnapshot
 from launcher.backend.kubernetes.run_context import MissingObjects, RunContext
 from launcher.backend.model import ClusterRef, PlannedRun, TensorBoardAddress, spec_of
 from launcher.errors import LauncherError, UsageError, check_tasks, did_you_mean
-from launcher.images import image_for
+from launcher.images import spec_image
 from launcher.notify import ledger
 from launcher.notify.delivery import Channel
 from launcher.plan import planner
@@ -452,7 +452,7 @@ class KubernetesBackend:
             return None
         spec = spec_of(stored)
         plan = planner.plan(spec, "kubernetes", run_dir=TARGET_RULES["kubernetes"].run_dir(self._runs, name))
-        return helper_pod.with_claim_access(self._cluster(name), Run(spec, plan, image_for(spec)))
+        return helper_pod.with_claim_access(self._cluster(name), Run(spec, plan, spec_image(spec)))
 
     def _watched(self, name: str) -> _WatchedRun:
         if name not in self._watched_runs:

@@ -216,7 +216,7 @@ def diagnose_disruption(status: Object) -> Diagnosis | None:
 def _has_hardened_user_image(pod: Object, container: str) -> bool:
     """Return whether a container is hardened and runs the user's own image."""
     spec: Object = next((candidate for candidate in pod.get("spec", {}).get("containers", []) if candidate.get("name") == container), {})
-    return bool(spec.get("securityContext", {}).get("readOnlyRootFilesystem")) and not images.is_ours(str(spec.get("image")))
+    return bool(spec.get("securityContext", {}).get("readOnlyRootFilesystem")) and not images.is_trainer_image(str(spec.get("image")))
 
 
 def task_container(pod: Object) -> Object:

@@ -357,4 +357,4 @@ def _claim_problem(run: Run, error: LauncherError) -> CheckResult:
 
 
 def _kubernetes_run(spec: ClusterSpec) -> Run:
-    return Run(spec, planner.plan(spec, "kubernetes", run_dir=f"{CONTAINER_RUNS}/{spec.name}"), images.image_for(spec))
+    return Run(spec, planner.plan(spec, "kubernetes", run_dir=f"{CONTAINER_RUNS}/{spec.name}"), images.spec_image(spec))

@@ -47,7 +47,9 @@ def check(cluster: Cluster, run: Run) -> Iterator[str]:
     refuse_claim_of_others(cluster, run)
     if has_sidecars(run.spec):
         require_sidecar_support(cluster.version(), cluster.description())
-    image_texts = [f"{image} ({images.build_command(image)} builds it)" if images.is_ours(image) else image for image in run.images]
+    image_texts = [
+        f"{image} ({images.build_command(image)} builds it)" if images.is_trainer_image(image) else image for image in run.images
+    ]
     yield f"{cluster.description()}; its nodes need the image{'s' if len(image_texts) > 1 else ''} {', '.join(image_texts)}"
     yield from manifests.notes(run, [])
     if run.has_own_claim and run.storage and run.claim_access and run.storage.access not in {None, run.claim_access}:

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from launcher.errors import UsageError
-from launcher.images import REPOSITORY, image_for, is_ours, tensorboard_image
+from launcher.images import REPOSITORY, is_trainer_image, spec_image, tensorboard_image
 from launcher.plan.addresses import TENSORBOARD_PORT
 from launcher.render import tensorboard_command
 from launcher.render.kubernetes import attendant_job, configmaps, jobs, jobset, network, pods, storage
@@ -61,7 +61,7 @@ def prerequisites(run: Run) -> list[Object]:
 def run_of(source: RenderSource) -> Run:
     """Return the input of the renderer. Raises UsageError for data on this machine, which pods cannot read."""
     _check_data(source.spec)
-    run = Run(source.spec, source.plan, image_for(source.spec))
+    run = Run(source.spec, source.plan, spec_image(source.spec))
     return jobset.with_jobset_addresses(run) if run.options.gang == "jobset" else run
 
 
@@ -74,7 +74,7 @@ def notes(run: Run, manifests: list[Object]) -> list[str]:
 def header(source: RenderSource, remarks: Iterable[str]) -> str:
     """Return the comment above the objects."""
     name = source.plan.name
-    run = Run(source.spec, source.plan, image_for(source.spec))
+    run = Run(source.spec, source.plan, spec_image(source.spec))
     lines = [
         f"{name} for Kubernetes {run.version} or newer." + (f" Made by: {source.title}" if source.title else ""),
         _image_line(run.images),
@@ -85,7 +85,7 @@ def header(source: RenderSource, remarks: Iterable[str]) -> str:
 
 def _image_line(images: list[str]) -> str:
     [image, *others] = images
-    push = " (`launcher image build` makes ours, --push puts it into one)" if any(map(is_ours, images)) else ""
+    push = " (`launcher image build` makes ours, --push puts it into one)" if any(map(is_trainer_image, images)) else ""
     if not others:
         return f"Its nodes need the image {image}, or a registry that has it{push}."
     return f"Its nodes need the images {', '.join(images)}, or registries that have them{push}."
@@ -105,7 +105,7 @@ def directory(source: RenderSource, head: str, manifests: Iterable[Object]) -> d
     if source.spec.kubernetes.namespace:
         kustomization["namespace"] = source.spec.kubernetes.namespace
     kustomization["resources"] = list(kinds)
-    if ours := [name for name in run_of(source).images if is_ours(name)]:
+    if ours := [name for name in run_of(source).images if is_trainer_image(name)]:
         # To use a registry, change the name here; nodes to which the image was copied have it under this name.
         tag = {"newTag": ours[0].rpartition(":")[2]} if len(ours) == 1 else {}
         kustomization["images"] = [{"name": REPOSITORY, "newName": REPOSITORY, **tag}]

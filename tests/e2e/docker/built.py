@@ -22,7 +22,7 @@ def inspected(name: str) -> dict[str, Any]:
 
 def output(name: str, *arguments: str, options: tuple[str, ...] = ()) -> str:
     """Return the stdout of a container of the image."""
-    return docker("run", "--rm", "--network", "none", "--read-only", "--tmpfs", "/tmp", *options, name, *arguments, deadline=120)
+    return docker("run", "--rm", "--network", "none", "--read-only", "--tmpfs", "/tmp", *options, name, *arguments, timeout=120)
 
 
 def wheel(directory: Path, name: str) -> Path:

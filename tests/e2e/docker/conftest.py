@@ -38,7 +38,7 @@ class Built:
 def engine() -> None:
     """Skip with the reason if no engine answers."""
     try:
-        docker("info", deadline=20)
+        docker("info", timeout=20)
     except DockerError as error:
         pytest.skip(f"{error.message}; {error.remedy}")
 

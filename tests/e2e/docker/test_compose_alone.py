@@ -28,15 +28,15 @@ def test_compose_without_the_launcher_resumes_from_the_checkpoint_of_its_stop(tm
         render = [sys.executable, "-m", "launcher", "render", str(file), "--to", "compose", "--output", str(rendered)]
         subprocess.run(render, cwd=ROOT, check=True, timeout=60)
         compose = ("compose", "--file", str(rendered))
-        docker(*compose, "up", "--detach", deadline=120)
+        docker(*compose, "up", "--detach", timeout=120)
         run.await_progress("chief")
-        docker(*compose, "stop", deadline=120)
+        docker(*compose, "stop", timeout=120)
         codes = {task: run.inspect(task)["State"]["ExitCode"] for task in run.tasks()}
         assert codes["chief"] == 143
         assert set(codes.values()) <= {0, 143}  # servers end by themselves or are asked to stop: none is killed
         (saved,) = run.events("chief", "checkpoint")
-        docker(*compose, "down", deadline=120)
-        docker(*compose, "up", "--detach", deadline=120)
+        docker(*compose, "down", timeout=120)
+        docker(*compose, "up", "--detach", timeout=120)
         (restored,) = run.until("the chief to continue", lambda: run.events("chief", "restored"))
         assert restored["step"] == saved["step"] > 0
         run.await_progress("chief")

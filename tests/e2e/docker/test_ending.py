@@ -57,7 +57,7 @@ def test_with_only_compose_all_containers_succeed_once_the_chief_has(tmp_path: P
     name = unique("ended")
     file = write(tmp_path, name, roles=ROLES, command=program("chief", "time.sleep(5)"))
     with cleaned(name, tmp_path / "runs") as run:
-        docker(*compose_for(file), "up", "--detach", deadline=120)
+        docker(*compose_for(file), "up", "--detach", timeout=120)
         succeeded = dict.fromkeys(("chief", "ps-0", "worker-0", "evaluator"), 0)
         run.until("every container to end with exit code 0", lambda: codes(run) == succeeded, seen=lambda: codes(run))
 
@@ -68,7 +68,7 @@ def test_with_only_compose_no_container_succeeds_if_the_chief_fails(tmp_path: Pa
     name = unique("failed")
     file = write(tmp_path, name, roles={"chief": {}, "ps": {}, "worker": {}}, command=program("chief", "time.sleep(2); sys.exit(1)"))
     with cleaned(name, tmp_path / "runs") as run:
-        docker(*compose_for(file), "up", "--detach", deadline=120)
+        docker(*compose_for(file), "up", "--detach", timeout=120)
         failed = {"chief": 1, "ps-0": 75, "worker-0": 75}
         run.until("every container to end as failed", lambda: codes(run) == failed, 240, seen=lambda: codes(run))
 

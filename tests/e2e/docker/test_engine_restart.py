@@ -60,7 +60,7 @@ class Engine:
         assert self._process is not None
         assert self._process.poll() is None, f"the engine has ended: {(self.directory / 'log').read_text()[-2000:]}"
         try:
-            docker("--host", f"unix://{self.socket}", "info", deadline=20)
+            docker("--host", f"unix://{self.socket}", "info", timeout=20)
         except DockerError:
             return False
         return True
@@ -75,7 +75,7 @@ class Engine:
 @pytest.fixture
 def small_image(image: Built, tag: str) -> str:
     base = image.facts["Config"]["Labels"]["org.opencontainers.image.base.name"]
-    docker("build", "--tag", tag, "-", stdin=SMALL_DOCKERFILE.format(image=image.name, base=base), deadline=300)
+    docker("build", "--tag", tag, "-", stdin=SMALL_DOCKERFILE.format(image=image.name, base=base), timeout=300)
     return tag
 
 

@@ -89,10 +89,10 @@ def test_compose_without_the_launcher_trains_an_example_and_the_launcher_finds_i
     file.write_text(text.replace(f"name: {name}\n", f"name: {project}\n", 1).replace(f"run: {name}\n", f"run: {project}\n"))
     compose = ("compose", "--file", str(file))
     with cleaned(project, tmp_path / "runs") as run:
-        docker(*compose, "up", "--detach", deadline=120)
+        docker(*compose, "up", "--detach", timeout=120)
         tasks = run.tasks()
         # All but TensorBoard end by themselves and succeed: `docker compose up` waits for that.
-        docker("wait", *(run.container(task) for task in tasks), deadline=240)
+        docker("wait", *(run.container(task) for task in tasks), timeout=240)
         assert {task: run.inspect(task)["State"]["ExitCode"] for task in tasks} == dict.fromkeys(tasks, 0)
         assert {task: run.inspect(task)["RestartCount"] for task in tasks} == dict.fromkeys(tasks, 0)
         status = run.status()
@@ -103,8 +103,8 @@ def test_compose_without_the_launcher_trains_an_example_and_the_launcher_finds_i
         assert status["tensorboard"] == f"http://127.0.0.1:{port}", get(f"http://127.0.0.1:{port}/data/environment")
         run.await_tensorboard(port, "scalars", "train", "eval")
         # Its data stays when its containers are removed.
-        docker(*compose, "down", deadline=120)
+        docker(*compose, "down", timeout=120)
         assert objects_of(project) == NOTHING | {"volumes": [f"{project}_run"]}
         assert run.status()["state"] == "stopped"
-        docker(*compose, "down", "--volumes", deadline=120)
+        docker(*compose, "down", "--volumes", timeout=120)
         assert objects_of(project) == NOTHING

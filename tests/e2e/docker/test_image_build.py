@@ -20,7 +20,7 @@ pytestmark = pytest.mark.docker
 
 
 def test_plain_docker_build_makes_the_same_image(image: Built, tag: str) -> None:
-    docker("build", "--file", "images/Dockerfile", "--tag", tag, str(ROOT), deadline=900)
+    docker("build", "--file", "images/Dockerfile", "--tag", tag, str(ROOT), timeout=900)
     assert layers(inspected(tag)) == layers(image.facts)
 
 
@@ -36,7 +36,7 @@ def test_a_change_of_the_source_makes_one_small_layer(image: Built, build: Build
 
 
 def test_up_builds_a_missing_image_and_one_of_other_sources_and_says_so(image: Built, project: Path, tmp_path: Path) -> None:
-    assert image.facts["Config"]["Labels"][images.SOURCE_DIGEST] == source_digest()
+    assert image.facts["Config"]["Labels"][images.SOURCE_DIGEST_LABEL] == source_digest()
     # A launcher of another version has an image of its own, which no other test uses.
     version = project / "launcher" / "__init__.py"
     name = unique("first")
@@ -58,9 +58,9 @@ def test_up_builds_a_missing_image_and_one_of_other_sources_and_says_so(image: B
             built = inspected(other_image)
             assert built["Config"]["Labels"]["org.opencontainers.image.version"] == f"0.0.{name}"
             # The same layers with a label of other sources.
-            docker("build", "--tag", other_image, "-", stdin=f"FROM {other_image}\nLABEL {images.SOURCE_DIGEST}=other\n", deadline=300)
+            docker("build", "--tag", other_image, "-", stdin=f"FROM {other_image}\nLABEL {images.SOURCE_DIGEST_LABEL}=other\n", timeout=300)
             assert f"{other_image} is there, of other sources than this launcher's: it is built again" in up("--fresh")
-            assert inspected(other_image)["Config"]["Labels"][images.SOURCE_DIGEST] == source_digest()
+            assert inspected(other_image)["Config"]["Labels"][images.SOURCE_DIGEST_LABEL] == source_digest()
             assert layers(inspected(other_image)) == layers(built)
         finally:
             launch("down", name, runs=tmp_path / "runs")
@@ -114,5 +114,5 @@ def test_pip_installs_into_the_trainer_s_environment(image: Built, tmp_path: Pat
     (tmp_path / "Dockerfile").write_text(
         f"FROM {image.name}\nUSER root\nCOPY *.whl /tmp/\nRUN pip install --no-cache-dir --no-index /tmp/*.whl\nUSER 1000:1000\n"
     )
-    docker("build", "--tag", tag, str(tmp_path), deadline=300)
+    docker("build", "--tag", tag, str(tmp_path), timeout=300)
     check_package(tag, package)

@@ -80,7 +80,7 @@ def test_the_usual_certificates_are_trusted_beside_a_private_one(
     (tmp_path / "Dockerfile").write_text(
         f'FROM {base_of_image}\nENV PIP_CERT="" SSL_CERT_FILE=""\nRUN rm -f /usr/lib/ssl/cert.pem\nCOPY usual.pem /etc/ssl/certs/ca-certificates.crt\n'
     )
-    docker("build", "--tag", base, str(tmp_path), deadline=300)
+    docker("build", "--tag", base, str(tmp_path), timeout=300)
     try:
         with serving(Index(host, package, certificate=(usual, key))) as index:
             url = f"PIP_INDEX_URL=https://{host}:{index.server_address[1]}/simple"

@@ -195,7 +195,7 @@ def test_a_stop_disables_restarts_even_if_the_container_ends_at_that_moment(imag
 def test_volumes_of_the_user_s_image_are_removed_with_its_containers(image: Built, tmp_path: Path) -> None:
     name = f"tf-launcher/test:{unique('volume')}"
     (tmp_path / "Dockerfile").write_text(f"FROM {image.name}\nVOLUME /scratch\n")
-    docker("build", "--tag", name, str(tmp_path), deadline=300)
+    docker("build", "--tag", name, str(tmp_path), timeout=300)
     try:
         file = spec(tmp_path, image=name, command=["python", "-c", "print('done')"])
         with cleaned(file.stem, tmp_path / "runs") as run:

@@ -110,7 +110,7 @@ def test_without_an_image_for_the_copy_the_volume_stays(client: Engine, stored: 
 )  # fmt: skip
 def test_a_failed_copy_leaves_the_old_volume(client: Engine, stored: Stored, image: Built, layer: str, message: str) -> None:
     tag = f"tf-launcher/test:{uuid.uuid4().hex[:12]}"
-    docker("build", "--tag", tag, "-", stdin=f"FROM {'scratch' if 'nothing' in layer else image.name}\n{layer}\n", deadline=300)
+    docker("build", "--tag", tag, "-", stdin=f"FROM {'scratch' if 'nothing' in layer else image.name}\n{layer}\n", timeout=300)
     try:
         with pytest.raises(LauncherError, match=message), translate_errors("renaming it"):
             rename(client, stored.name, stored.new_name, spec(tag))
@@ -124,7 +124,7 @@ def test_a_failed_copy_leaves_the_old_volume(client: Engine, stored: Stored, ima
 def test_an_interrupted_copy_leaves_the_old_volume(client: Engine, stored: Stored, image: Built, number: signal.Signals) -> None:
     tag = f"tf-launcher/test:{uuid.uuid4().hex[:12]}"
     layer = "USER root\nRUN printf '#!/bin/sh\\nsleep 1000' > /usr/local/bin/cp; chmod +x /usr/local/bin/cp"
-    docker("build", "--tag", tag, "-", stdin=f"FROM {image.name}\n{layer}\n", deadline=300)
+    docker("build", "--tag", tag, "-", stdin=f"FROM {image.name}\n{layer}\n", timeout=300)
     program = (
         "from launcher.backend.docker.engine import Engine, endpoint\n"
         "from launcher.backend.docker.volumes import rename\n"

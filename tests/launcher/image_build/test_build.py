@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from launcher.docker_cli import DockerError
-from launcher.image_build.build import Request, build, push
+from launcher.image_build.build import BuildRequest, build, push
 from launcher.images import DEFAULT_IMAGE, GPU_IMAGE
 from tests.golden_messages import Golden
 
@@ -39,7 +39,7 @@ def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_code_is_added_to_an_image_of_its_platform(gpu: bool, platform: str | None, base: str, log: Path, tmp_path: Path) -> None:
     code = tmp_path / "My Code"
     code.mkdir()
-    assert build(Request(gpu=gpu, code=code, platform=platform), lambda _: None).name == f"{base}-with-my-code"
+    assert build(BuildRequest(gpu=gpu, code=code, platform=platform), lambda _: None).name == f"{base}-with-my-code"
     first, second = log.read_text().splitlines()
     assert f" --tag {base} " in first
     assert f" --build-arg IMAGE={base} --tag {base}-with-my-code " in second

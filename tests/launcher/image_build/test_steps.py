@@ -1,8 +1,8 @@
-"""Steps that are read from BuildKit's output. The samples were written by BuildKit 0.8 (Docker 20.10) and 0.23 (Docker 28)."""
+"""ProgressParser that are read from BuildKit's output. The samples were written by BuildKit 0.8 (Docker 20.10) and 0.23 (Docker 28)."""
 
 import pytest
 
-from launcher.image_build.steps import Output, Step, Steps
+from launcher.image_build.steps import Output, ProgressParser, Step
 
 FINE = """\
 #0 building with "default" instance using docker driver
@@ -38,8 +38,8 @@ ERROR: failed to solve: process did not complete successfully: exit code: 1
 """
 
 
-def read(text: str) -> tuple[Steps, list[Step | Output]]:
-    steps = Steps()
+def read(text: str) -> tuple[ProgressParser, list[Step | Output]]:
+    steps = ProgressParser()
     return steps, [event for line in text.splitlines() if (event := steps.read(line)) is not None]
 
 
@@ -67,4 +67,4 @@ def test_a_failure_keeps_the_last_lines() -> None:
 
 @pytest.mark.parametrize("line", ["", "#", "#x y", "#5", "-----", "DONE 1.0s", "#7 transferring context: 2B done", "\x1b[0m"])
 def test_other_lines_are_ignored(line: str) -> None:
-    assert Steps().read(line) is None
+    assert ProgressParser().read(line) is None

@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from launcher.images import image_for
+from launcher.images import spec_image
 from launcher.plan import planner
 from launcher.plan.target_rules import TARGET_RULES
 from launcher.render.kubernetes.manifests import objects
@@ -26,7 +26,7 @@ UNITS: dict[str, Decimal | int] = {"m": Decimal("0.001"), "k": 10**3, "M": 10**6
 def rendered(spec: ClusterSpec) -> dict[str, dict[str, Any]]:
     """Return the Job of each role."""
     plan = planner.plan(spec, "kubernetes", run_dir=TARGET_RULES["kubernetes"].run_dir(Path(), spec.name))
-    manifests = objects(Run(spec, plan, image_for(spec)))
+    manifests = objects(Run(spec, plan, spec_image(spec)))
     return {one["metadata"]["labels"]["app.kubernetes.io/component"]: one["spec"] for one in manifests if one["kind"] == "Job"}
 
 

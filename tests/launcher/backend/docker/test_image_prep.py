@@ -39,9 +39,9 @@ def test_a_remote_engine_mounts_no_directory_of_this_machine(tmp_path: Path) -> 
     ids=["other sources", "the same sources", "unknown sources", "the user's own"],
 )
 def test_an_image_of_ours_is_stale_if_it_has_other_sources(name: str | None, digest: str | None, stale: bool) -> None:
-    image_labels = {} if digest is None else {images.SOURCE_DIGEST: digest}
+    image_labels = {} if digest is None else {images.SOURCE_DIGEST_LABEL: digest}
     user_spec = spec(image=name) if name else spec()
-    assert _is_stale(user_spec, Image(images.image_for(user_spec), "sha256:1", 1, image_labels)) is stale
+    assert _is_stale(user_spec, Image(images.spec_image(user_spec), "sha256:1", 1, image_labels)) is stale
 
 
 def test_an_error_of_the_build_ends_the_start(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from launcher.backend.kubernetes import admission, helper_pod
 from launcher.backend.kubernetes.client import Cluster
 from launcher.backend.kubernetes.errors import ForbiddenError, UnreachableError
 from launcher.errors import LauncherError
-from launcher.images import image_for
+from launcher.images import spec_image
 from launcher.plan import planner
 from launcher.render.kubernetes import manifests
 from launcher.render.kubernetes.objects import Run
@@ -24,7 +24,7 @@ ROLES = {"chief": {"cpu": 1, "memory": "2Gi"}, "ps": {"cpu": 1, "memory": "2Gi"}
 def pod_sets(roles: object = ROLES, **options: Any) -> list[admission.PodSet]:
     values = {"version": 1, "name": "digits", "strategy": "parameter_server", "roles": roles, "kubernetes": options}
     spec = ClusterSpec.model_validate(values)
-    run = Run(spec, planner.plan(spec, "kubernetes", run_dir="/runs/digits"), image_for(spec))
+    run = Run(spec, planner.plan(spec, "kubernetes", run_dir="/runs/digits"), spec_image(spec))
     return admission.pod_sets(manifests.objects(run), helper_pod.helper(run))
 
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from launcher.backend.kubernetes.doctor_policies import EgressPolicies, egress_policies
-from launcher.images import image_for
+from launcher.images import spec_image
 from launcher.plan import planner
 from launcher.render.kubernetes.network import policies
 from launcher.render.kubernetes.objects import Run
@@ -22,7 +22,7 @@ ALLOW_DNS = {
 def run(strategy: str = "parameter_server", options: dict[str, Any] | None = None, **roles: Any) -> Run:
     roles = roles or {"chief": {}, "ps": {}, "worker": {"replicas": 2}}
     spec = ClusterSpec.model_validate({"version": 1, "name": "digits", "strategy": strategy, "roles": roles, "kubernetes": options or {}})
-    return Run(spec, planner.plan(spec, "kubernetes", run_dir="/runs/digits"), image_for(spec))
+    return Run(spec, planner.plan(spec, "kubernetes", run_dir="/runs/digits"), spec_image(spec))
 
 
 def policy(name: str, selector: dict[str, Any], *rules: dict[str, Any], types: tuple[str, ...] = ("Egress",)) -> dict[str, Any]:

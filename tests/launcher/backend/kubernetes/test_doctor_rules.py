@@ -16,7 +16,7 @@ from launcher.backend.kubernetes.client import Cluster
 from launcher.backend.kubernetes.doctor import _JOBSET_RULE, ATTENDANT_RULES, RULES
 from launcher.backend.kubernetes.helper_pod import FailedPodError
 from launcher.cli.planning import plan_file
-from launcher.images import image_for
+from launcher.images import spec_image
 from launcher.plan.container_paths import CONTAINER_RUNS
 from launcher.render.kubernetes import manifests
 from launcher.render.kubernetes.objects import Run
@@ -47,7 +47,7 @@ def test_the_documented_role_for_attendants_includes_all_rights_of_an_attendant(
     roles = "strategy: parameter_server\nroles: {chief: {}, ps: {}, worker: {}, evaluator: {}}\ntrain: {workload: mnist_mlp}\n"
     file.write_text(f"version: 1\nname: digits\n{roles}kubernetes: {{{gang}attendant: true}}\n")
     spec, plan = plan_file(file, [], "kubernetes", tmp_path)
-    (role,) = [one for one in manifests.objects(Run(spec, plan, image_for(spec))) if one["kind"] == "Role"]
+    (role,) = [one for one in manifests.objects(Run(spec, plan, spec_image(spec))) if one["kind"] == "Role"]
     allowed = {(group, resource, verb) for group, resource, verbs in rules_of(ATTENDANT_ROLE) for verb in verbs}
     granted = {(rule["apiGroups"][0], rule["resources"][0], verb) for rule in role["rules"] for verb in rule["verbs"]}
     assert granted <= allowed

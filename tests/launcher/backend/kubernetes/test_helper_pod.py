@@ -9,7 +9,7 @@ import pytest
 from launcher.backend.kubernetes.client import Cluster
 from launcher.backend.kubernetes.helper_pod import node_constraints, with_claim_access
 from launcher.errors import UsageError
-from launcher.images import image_for
+from launcher.images import spec_image
 from launcher.plan import planner
 from launcher.render.kubernetes.objects import Run
 from launcher.spec.models import ClusterSpec
@@ -18,7 +18,7 @@ from tests.launcher.backend.kubernetes.objects import ended, running
 
 def run(access: str) -> Run:
     spec = ClusterSpec.model_validate({"version": 1, "name": "digits", "train": {"workload": "mnist"}, "storage": {"access": access}})
-    return Run(spec, planner.plan(spec, "kubernetes", run_dir="/runs/digits"), image_for(spec))
+    return Run(spec, planner.plan(spec, "kubernetes", run_dir="/runs/digits"), spec_image(spec))
 
 
 def mounting(pod: dict[str, Any], claim: str = "digits") -> dict[str, Any]:

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from launcher.backend.kubernetes import storage_classes
-from launcher.images import image_for
+from launcher.images import spec_image
 from launcher.plan import planner
 from launcher.render.kubernetes.objects import Run
 from launcher.spec.models import ClusterSpec
@@ -20,7 +20,7 @@ CLASSES: dict[str, Any] = {
 
 def run(**sections: Any) -> Run:
     spec = ClusterSpec.model_validate({"version": 1, "name": "digits"} | sections)
-    return Run(spec, planner.plan(spec, "kubernetes", run_dir="/runs/digits"), image_for(spec))
+    return Run(spec, planner.plan(spec, "kubernetes", run_dir="/runs/digits"), spec_image(spec))
 
 
 def test_the_class_is_the_specs_or_the_default() -> None:
