@@ -22,7 +22,7 @@ DIFFERS = 1
 def diff(
     file: SpecFile,
     *,
-    overrides: Set = None,
+    set_options: Set = None,
     on: Annotated[
         str | None,
         backend_option(
@@ -37,43 +37,43 @@ def diff(
     """Show what `up` would change."""
     from launcher.cli.backends import check_backend
 
-    target = check_backend(on or (cluster_backend() if context or namespace else _default_backend(file, overrides or [], runs)))
+    target = check_backend(on or (cluster_backend() if context or namespace else _default_backend(file, set_options or [], runs)))
     if in_namespaces(target):
         context, namespace = resolve_cluster_ref(target, context, namespace)
-        lines = _objects_diff(file, overrides or [], runs, ClusterRef(context, namespace))
+        lines = _objects_diff(file, set_options or [], runs, ClusterRef(context, namespace))
         document: dict[str, Any] = {"on": target, "differs": bool(lines), "diff": lines}
     else:
-        document, lines = _spec_diff(file, overrides or [], target, runs, ClusterRef(context, namespace))
+        document, lines = _spec_diff(file, set_options or [], target, runs, ClusterRef(context, namespace))
     print("\n".join([json.dumps(document)] if as_json else lines), end="\n" if lines or as_json else "")
     return DIFFERS if document["differs"] else 0
 
 
-def _default_backend(file: Path, overrides: Sequence[str], runs: Path) -> str:
+def _default_backend(file: Path, set_options: Sequence[str], runs: Path) -> str:
     """Return the backend on which a spec's run was started from here: a cluster's first, as it has objects to compare, and also if there is none."""
     from launcher.spec.loader import load
 
-    started_on = backends_of(runs, load(file, overrides).name)
+    started_on = backends_of(runs, load(file, set_options).name)
     return next((on for on in started_on if in_namespaces(on)), started_on[0] if started_on else cluster_backend())
 
 
-def _objects_diff(file: Path, overrides: Sequence[str], runs: Path, cluster: ClusterRef) -> list[str]:
+def _objects_diff(file: Path, set_options: Sequence[str], runs: Path, cluster: ClusterRef) -> list[str]:
     from launcher.cli.backends import check_backend, open_backend
     from launcher.cli.planning import plan_for_cluster
     from launcher.spec.loader import dump
 
     on = cluster_backend()
-    spec, plan, cluster = plan_for_cluster(file, overrides, check_backend(on), runs, cluster)
+    spec, plan, cluster = plan_for_cluster(file, set_options, check_backend(on), runs, cluster)
     backend = open_backend(on, runs, cluster)
     return list(backend.differences(PlannedRun(plan, dump(spec)))) if isinstance(backend, ComparesObjects) else []
 
 
-def _spec_diff(file: Path, overrides: Sequence[str], target: Target, runs: Path, cluster: ClusterRef) -> tuple[dict[str, Any], list[str]]:
+def _spec_diff(file: Path, set_options: Sequence[str], target: Target, runs: Path, cluster: ClusterRef) -> tuple[dict[str, Any], list[str]]:
     """Return the changes of a spec since its run was last started: for `--json`, and as a table."""
     from launcher.cli.backends import open_backend
     from launcher.cli.planning import plan_file
     from launcher.cli.resume import change_table, changed, previous_status
 
-    spec, plan = plan_file(file, overrides, target, runs)
+    spec, plan = plan_file(file, set_options, target, runs)
     backend = open_backend(target, runs, cluster)
     old = previous_status(backend, spec.name)
     changes = None if old is None else changed(backend, spec, plan, runs)

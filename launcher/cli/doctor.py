@@ -30,7 +30,7 @@ PROBLEM_FOUND = 1
 def doctor(
     file: Annotated[Path | None, typer.Argument(metavar="FILE", help="A spec: does it fit?", show_default=False)] = None,
     *,
-    overrides: Set = None,
+    set_options: Set = None,
     on: On = DEFAULT,
     context: Context = None,
     namespace: Namespace = None,
@@ -44,9 +44,9 @@ def doctor(
 
     target = check_backend(on)
     check_cluster(on, ClusterRef(context, namespace))
-    if overrides and file is None:
+    if set_options and file is None:
         raise UsageError("--set changes a value of a spec, and none is given", "give the spec's FILE too, or leave out --set")
-    spec = None if file is None else load(file, overrides or [])
+    spec = None if file is None else load(file, set_options or [])
     own = spec.kubernetes.namespace if spec is not None else None
     context, namespace = resolve_cluster_ref(on, context, namespace)
     request = CheckRequest(spec, ClusterRef(context, namespace or own), str(runs))

@@ -53,13 +53,13 @@ def init(
 ) -> None:
     """Write a commented starter spec."""
     from launcher.spec.schema import SCHEMA_FILE
-    from launcher.spec.starter import starter
+    from launcher.spec.starter import starter_spec
 
     if program and workload is not None:
         raise UsageError("--command runs a program in place of a workload, and --workload names one", "leave out one of them")
     workload = None if program else workload or _WORKLOAD
     run = name or _name(workload)
-    text = f"# yaml-language-server: $schema={SCHEMA_FILE}\n" + starter(run, workload, strategy)
+    text = f"# yaml-language-server: $schema={SCHEMA_FILE}\n" + starter_spec(run, workload, strategy)
     _write(file, text, force=force)
     if as_json:
         print(json.dumps({"file": str(file), "name": run, "strategy": strategy, "workload": workload}))

@@ -31,7 +31,7 @@ def plan(
     task: Annotated[
         str | None, typer.Option(metavar="TASK", help="Show only this task, in full.", autocompletion=complete_task, show_default=False)
     ] = None,
-    overrides: Set = None,
+    set_options: Set = None,
     on: On = DEFAULT,
     runs: Runs = DEFAULT_RUNS,
     as_json: Json = False,
@@ -40,7 +40,7 @@ def plan(
     from launcher.cli.backends import check_target
     from launcher.cli.planning import plan_file
 
-    _, planned = plan_file(file, overrides or [], check_target(on), runs)
+    _, planned = plan_file(file, set_options or [], check_target(on), runs)
     if task is not None:
         _show_task(_find(planned, task), as_json=as_json)
     elif as_json:

@@ -11,13 +11,13 @@ from launcher.errors import UsageError
 from launcher.plan import code, planner
 from launcher.plan.models import Plan, Target
 from launcher.plan.target_rules import TARGET_RULES
-from launcher.spec.loader import digest, load_as_written
+from launcher.spec.loader import digest, load_with_original
 from launcher.spec.models import ClusterSpec
 
 
-def plan_file(file: Path, overrides: Sequence[str], target: Target, runs: Path) -> tuple[ClusterSpec, Plan]:
+def plan_file(file: Path, set_options: Sequence[str], target: Target, runs: Path) -> tuple[ClusterSpec, Plan]:
     """Return the spec in `file` and its plan on `target`; `runs` holds the local runs. Raises SpecError and LauncherError."""
-    spec, written = load_as_written(file, overrides)
+    spec, written = load_with_original(file, set_options)
     directory = file.absolute().parent.resolve()
     run_dir = TARGET_RULES[target].run_dir(runs, spec.name)
     _check_paths(spec, run_dir)
@@ -26,7 +26,7 @@ def plan_file(file: Path, overrides: Sequence[str], target: Target, runs: Path) 
 
 
 def plan_for_cluster(
-    file: Path, overrides: Sequence[str], target: Target, runs: Path, cluster: ClusterRef
+    file: Path, set_options: Sequence[str], target: Target, runs: Path, cluster: ClusterRef
 ) -> tuple[ClusterSpec, Plan, ClusterRef]:
     """Return the spec in `file`, its plan on `target`, and the cluster with the namespace in effect.
 
@@ -34,20 +34,20 @@ def plan_for_cluster(
     effect, as it is the same run.
     """
     if not in_namespaces(target):
-        return *plan_file(file, overrides, target, runs), cluster
+        return *plan_file(file, set_options, target, runs), cluster
     from launcher.runs import cluster_cache
 
-    spec, plan = plan_file(file, _in_namespace(overrides, cluster.namespace), target, runs)
+    spec, plan = plan_file(file, _in_namespace(set_options, cluster.namespace), target, runs)
     if spec.kubernetes.namespace is None:
         last = cluster_cache.last_started(runs, spec.name, cluster.context, None)
         if last.is_explicit:
-            spec, plan = plan_file(file, _in_namespace(overrides, last.namespace), target, runs)
+            spec, plan = plan_file(file, _in_namespace(set_options, last.namespace), target, runs)
     return spec, plan, ClusterRef(cluster.context, spec.kubernetes.namespace)
 
 
-def _in_namespace(overrides: Sequence[str], namespace: str | None) -> list[str]:
+def _in_namespace(set_options: Sequence[str], namespace: str | None) -> list[str]:
     # It becomes part of the spec so that manifests and status agree.
-    return [*overrides, *([f"kubernetes.namespace={namespace}"] if namespace else [])]
+    return [*set_options, *([f"kubernetes.namespace={namespace}"] if namespace else [])]
 
 
 def _check_paths(spec: ClusterSpec, run_dir: str) -> None:

@@ -40,7 +40,7 @@ def render(
             "--output", "-o", metavar="PATH", help="Write it there, a directory for manifests; stdout when left out.", show_default=False
         ),
     ] = None,
-    overrides: Set = None,
+    set_options: Set = None,
     as_json: Json = False,
 ) -> None:
     """Write a spec for Docker Compose or Kubernetes, to run by itself."""
@@ -48,9 +48,9 @@ def render(
     from launcher.spec import role_programs
 
     render_target = target(to)
-    spec, plan = plan_file(file, overrides or [], render_target.plan, DEFAULT_RUNS)
+    spec, plan = plan_file(file, set_options or [], render_target.plan, DEFAULT_RUNS)
     directory = Path.cwd() if output is None else output.absolute().parent
-    source = RenderSource(spec, plan, directory, _title(file, to, overrides or []))
+    source = RenderSource(spec, plan, directory, _title(file, to, set_options or []))
     if output is None:
         text = renderer(to)(source)
         if as_json:
@@ -141,18 +141,18 @@ def _is_manifest(name: str, text: str) -> bool:
     return owners == {(name, "launcher")}
 
 
-def _title(file: Path, to: str, overrides: list[str]) -> str:
+def _title(file: Path, to: str, set_options: list[str]) -> str:
     # Without the directory: the path depends on the working directory.
     words = ["launcher", "render", file.name, "--to", to]
-    for override in overrides:
-        words += ["--set", _without_secrets(override)]
+    for option in set_options:
+        words += ["--set", _without_secrets(option)]
     return " ".join(map(_quoted, words))
 
 
-def _without_secrets(override: str) -> str:
+def _without_secrets(option: str) -> str:
     """Return PATH=VALUE, without the value if it is of `env` or contains one: rendered files are passed on to others, the command line is not."""
-    path, equals, value = override.partition("=")
-    return f"{path}{equals}..." if "env" in map(str.strip, path.split(".")) or _has_env(value) else override
+    path, equals, value = option.partition("=")
+    return f"{path}{equals}..." if "env" in map(str.strip, path.split(".")) or _has_env(value) else option
 
 
 def _has_env(value: str) -> bool:

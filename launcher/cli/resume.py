@@ -151,7 +151,7 @@ def _with_mode(dumped: dict[str, Any], *, ignored: bool | None = None) -> dict[s
     from launcher.spec.kubernetes import Volume
 
     volume, read_only = Volume.model_construct(**dumped), dumped.get("read_only")
-    return {**dumped, "read_only": volume.is_mounted_read_only(None if volume.is_scratch and read_only is ignored else read_only)}
+    return {**dumped, "read_only": volume.is_mounted_read_only(None if volume.is_empty_dir and read_only is ignored else read_only)}
 
 
 def _moved(change: Change, old_directory: str, directory: str) -> bool:

@@ -37,7 +37,7 @@ def up(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="The spec.")] = Path("cluster.yaml"),
     *,
     detach: Annotated[bool, typer.Option("--detach", "-d", help="Leave it running in the background.")] = False,
-    overrides: Set = None,
+    set_options: Set = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Start from the first step; the old run's data is renamed.")] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Continue from the last checkpoint although the spec has changed.")] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Take over another user's run without asking.")] = False,
@@ -68,10 +68,10 @@ def up(
     if fresh and resume:
         raise UsageError("--fresh and --resume exclude each other", "leave out one of them")
     context, namespace = resolve_cluster_ref(on, context, namespace)
-    spec, plan, cluster = plan_for_cluster(file, overrides or [], check_backend(on), runs, ClusterRef(context, namespace))
+    spec, plan, cluster = plan_for_cluster(file, set_options or [], check_backend(on), runs, ClusterRef(context, namespace))
     backend = open_backend(on, runs, cluster)
     may_prompt = not as_json and sys.stdin.isatty() and sys.stdout.isatty()
-    up_arguments = (str(file), *(word for override in overrides or [] for word in ("--set", override)))
+    up_arguments = (str(file), *(word for option in set_options or [] for word in ("--set", option)))
     say = _printer(as_json=as_json)
     source = command_line.get_parameter_source("runs")
     is_named = source is not None and source.name != "DEFAULT"  # also by `--runs runs`

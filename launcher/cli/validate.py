@@ -12,7 +12,7 @@ from launcher.cli.options import Json, Set
 from launcher.errors import Problem, SpecError
 from launcher.plan.target_rules import TARGET_RULES
 from launcher.spec.models import ClusterSpec
-from launcher.spec.names import may_be_secret
+from launcher.spec.names import can_be_secret
 from launcher.spec.role_programs import program_summary, storage_of
 
 EXAMPLES = (
@@ -24,7 +24,7 @@ EXAMPLES = (
 def validate(
     files: Annotated[list[Path], typer.Argument(metavar="FILE", help="The specs.", show_default=False)],
     *,
-    overrides: Set = None,
+    set_options: Set = None,
     as_json: Json = False,
 ) -> None:
     """Check specs; every problem is reported at once."""
@@ -33,7 +33,7 @@ def validate(
     problems: list[Problem] = []
     for file in files:
         try:
-            spec = load(file, overrides or [])
+            spec = load(file, set_options or [])
         except SpecError as error:
             problems += error.problems
         else:
@@ -69,5 +69,5 @@ def _deprecated(spec: ClusterSpec) -> Iterator[tuple[str, str]]:
     if section.volumes:
         yield "kubernetes.volumes", "write `volumes` at the top of the spec, for Compose, too"
     for source in section.env_from:
-        if source.secret and source.name and not source.optional and may_be_secret(source.name):
+        if source.secret and source.name and not source.optional and can_be_secret(source.name):
             yield "kubernetes.env_from", f"write `env: {{{source.name}: {{secret: {source.secret}, key: {source.key}}}}}`, for all backends"

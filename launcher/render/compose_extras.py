@@ -135,7 +135,7 @@ def _mount(
         return bind_relative(str(Path(volume.path, sub_path or "")), target, source.directory, read_only=read_only)
     if not is_in_compose(volume):
         return None
-    if volume.is_scratch:
+    if volume.is_empty_dir:
         mode = {"read_only": True} if read_only else {}
         return {"type": "volume", "source": f"{volume.name}-{task.name}", "target": escaped(target), **mode}
     host = str(((volume.source or {}).get("hostPath") or {}).get("path"))

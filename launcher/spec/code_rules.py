@@ -20,9 +20,9 @@ from trainer.strategies import STRATEGIES
 
 # Names by which a module may define others dynamically.
 _DYNAMIC = frozenset({"exec", "eval", "globals", "locals", "vars", "setattr", "__getattr__"})
-_DATA = ("train_data", "eval_data")
+_DATA_NAMES = ("train_data", "eval_data")
 _WORKLOAD: Path = ("train", "workload")
-_PROGRAM = "cluster"  # the first argument of a program with manual placement, see trainer/workloads/module_forms.py
+_PROGRAM_ARGUMENT = "cluster"  # the first argument of a program with manual placement, see trainer/workloads/module_forms.py
 _MAX_LISTED = 8
 
 
@@ -38,7 +38,7 @@ class Module:
     @property
     def public(self) -> list[str]:
         """The functions and classes that a spec may name."""
-        return [name for name in self.definitions if not name.startswith("_") and name not in _DATA]
+        return [name for name in self.definitions if not name.startswith("_") and name not in _DATA_NAMES]
 
 
 def parse(source: bytes, file: str) -> Module:
@@ -88,13 +88,13 @@ def _bind(node: ast.AST, module: Module) -> None:
 def workload_is_defined(context: RuleContext) -> Iterator[Finding]:
     """The module of the workload is in `code`, and defines the workload's name, and its data if that form of workload needs it."""
     spec = context.spec
-    directory = _code(context)
+    directory = _code_directory(context)
     if directory is None or spec.train is None:
         return
     dotted, _, name = spec.train.workload.partition(":")
     if not name or not all(part.isidentifier() for part in dotted.split(".")):
         return  # rules.workload_exists has a finding for it
-    path, missing = _find(directory, dotted.split("."))
+    path, missing = _find_module(directory, dotted.split("."))
     if missing is not None and not _may_be_installed(context, dotted):
         yield _no_such_module(directory, spec.train.workload, missing)
     if path is not None:
@@ -147,11 +147,11 @@ def _no_such_name(module: Module, dotted: str, name: str, file: FilePath) -> Fin
 def _data_is_defined(module: Module, name: str, file: FilePath) -> Iterator[Finding]:
     if not _needs_data(module, name):
         return
-    missing = [name for name in _DATA if name not in module.names]
+    missing = [name for name in _DATA_NAMES if name not in module.names]
     if missing:
         message = f"{file} has no {' and no '.join(missing)}, which {shown(name)} is trained with"
         remedy = f"define {all_of(missing)} in it: functions that return (inputs, targets); see docs/workloads.md"
-        yield Finding(_WORKLOAD, message, f"{all_of(_DATA)} beside {name}", remedy)
+        yield Finding(_WORKLOAD, message, f"{all_of(_DATA_NAMES)} beside {name}", remedy)
 
 
 def _needs_data(module: Module, name: str) -> bool:
@@ -163,19 +163,21 @@ def _needs_data(module: Module, name: str) -> bool:
         if not isinstance(node, ast.FunctionDef) or node.decorator_list:
             return False
         arguments = [*node.args.posonlyargs, *node.args.args]
-        if arguments and arguments[0].arg == _PROGRAM:
+        if arguments and arguments[0].arg == _PROGRAM_ARGUMENT:
             return False
     return True
 
 
 def program_files_exist(context: RuleContext) -> Iterator[Finding]:
     """The file of `python FILE` is in `code`, the working directory of commands without a `working_dir`."""
-    directory, spec = _code(context), context.spec
+    directory, spec = _code_directory(context), context.spec
+    if directory is None:
+        return
     roles = {name: role for name, role in roles_of(spec).items() if context.is_valid(("roles", name))}
-    if directory is not None and spec.command and any(role.command is None and role.working_dir is None for role in roles.values()):
+    if spec.command and any(role.command is None and role.working_dir is None for role in roles.values()):
         yield from _program_file_exists(context, directory, ("command",), spec.command)
     for name, role in roles.items():
-        if directory is not None and role.command and role.working_dir is None:
+        if role.command and role.working_dir is None:
             yield from _program_file_exists(context, directory, ("roles", name, "command"), role.command)
 
 
@@ -194,7 +196,7 @@ def _program_file_exists(context: RuleContext, directory: FilePath, path: Path, 
     yield Finding((*path, position), message, expected, f"write {meant}" if meant else "name an existing file, or correct `code`")
 
 
-def _code(context: RuleContext) -> FilePath | None:
+def _code_directory(context: RuleContext) -> FilePath | None:
     """Return the directory of the user's code; None if it is missing, for which rules.code_exists has a finding."""
     if context.spec.code is None:
         return None
@@ -205,7 +207,7 @@ def _code(context: RuleContext) -> FilePath | None:
         return None
 
 
-def _find(directory: FilePath, parts: list[str]) -> tuple[FilePath | None, int | None]:
+def _find_module(directory: FilePath, parts: list[str]) -> tuple[FilePath | None, int | None]:
     """Return the file of a module below a directory, or None without a source, and the index of the first missing part of its name, or None."""
     package_dir = directory
     for position, part in enumerate(parts):

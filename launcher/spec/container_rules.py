@@ -47,7 +47,7 @@ def container_names_are_unique(context: RuleContext) -> Iterator[Finding]:
         seen[path[:-1], container.name] = path
 
 
-def containers_run_something(context: RuleContext) -> Iterator[Finding]:
+def containers_are_usable(context: RuleContext) -> Iterator[Finding]:
     """An init container or sidecar has a program, usable variables, and mounts of existing volumes."""
     volume_names = [*(volume.name for volume in volumes_of(context.spec)), names.RUN_VOLUME]
     for path, container in containers_of(context.spec):
@@ -63,9 +63,9 @@ def containers_run_something(context: RuleContext) -> Iterator[Finding]:
                 yield Finding((*path, "mounts", index, "volume"), f"there is no volume {shown(mount.volume)}", any_of(volume_names), remedy)
         for variable, value in container.env.items():
             try:
-                names.check_name_of_variable(variable)
+                names.check_variable_name(variable)
                 if isinstance(value, FromSecret):
-                    names.check_secret(variable)
+                    names.check_can_be_secret(variable)
             except FieldError as error:
                 yield Finding((*path, "env", variable), error.message, error.expected, error.remedy, on="key")
 
@@ -101,10 +101,10 @@ def volumes_are_mounted(context: RuleContext) -> Iterator[Finding]:
 
 
 def is_in_compose(volume: Volume) -> bool:
-    """Return whether Compose can mount a volume: a directory, or one that begins empty."""
-    if volume.is_scratch and volume.sub_path:
+    """Return whether Compose can mount a volume: a directory, or an `emptyDir`."""
+    if volume.is_empty_dir and volume.sub_path:
         return False  # engines before 26 cannot mount a part of a volume
-    return volume.path is not None or volume.is_scratch or (volume.source is not None and "hostPath" in volume.source)
+    return volume.path is not None or volume.is_empty_dir or (volume.source is not None and "hostPath" in volume.source)
 
 
 def is_mounted(volumes: Iterable[Volume], path: str) -> bool:

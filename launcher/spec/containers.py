@@ -27,7 +27,7 @@ class Mount(Section):
     volume: Annotated[str, Field(min_length=1)] = Field(
         description="The name of one of `volumes`; `run` is the run's own volume, if the task mounts that."
     )
-    mount_path: Annotated[str, AfterValidator(names.check_path)] = Field(description="The path in the container.")
+    mount_path: Annotated[str, AfterValidator(names.check_container_path)] = Field(description="The path in the container.")
     sub_path: SubPath | None = Field(None, description="A directory of the volume to mount; the whole volume when left out.")
     read_only: bool | None = Field(
         None, description="Whether the mount is read-only. When left out: true, except for an `emptyDir` and the run's own volume."
@@ -44,7 +44,7 @@ class Container(Section):
         default_factory=list, description="Arguments of the `command`, added to it; without one, of the image's entrypoint."
     )
     env: Env = Field(default_factory=dict, description="Its environment variables; it does not get the task's.")
-    working_dir: Annotated[str, AfterValidator(names.check_path)] | None = Field(
+    working_dir: Annotated[str, AfterValidator(names.check_container_path)] | None = Field(
         None, description="The directory in which its program starts; the image's when left out."
     )
     cpu: Cpu | None = Field(None, description="CPU cores it gets. No limit when left out.")

@@ -49,7 +49,7 @@ Duration = Annotated[
 ]
 Name = Annotated[
     str,
-    AfterValidator(names.check_name),
+    AfterValidator(names.check_run_name),
     Field(json_schema_extra={**_pattern(names.LABEL_PATTERN), "maxLength": names.MAX_NAME_LENGTH}),
 ]
 ObjectName = Annotated[str, AfterValidator(names.check_object_name)]

@@ -14,7 +14,7 @@ VERSION_PATTERN = r"^1\.[0-9]{1,3}$"
 OLDEST_VERSION = (1, 26)
 # The first version with native sidecars, which end with their task, by default.
 SIDECARS_SINCE = (1, 29)
-# The oldest version with everything that a run uses by default; every release that still gets fixes is newer.
+# The oldest version with everything that a run uses by default; every supported release is newer.
 DEFAULT_VERSION = "1.29"
 
 
@@ -108,7 +108,7 @@ class EnvSource(Section):
         if self.name is not None and self.prefix is not None:
             raise FieldError("`prefix` is for all variables of a Secret", "no `prefix` beside `name`", "put it in `name`")
         if self.name is not None:
-            names.check_env_name(self.name)
+            names.check_task_variable(self.name)
         return self
 
 
@@ -150,13 +150,13 @@ class Volume(Section):
         return self
 
     @property
-    def is_scratch(self) -> bool:
+    def is_empty_dir(self) -> bool:
         """Whether it begins empty for each task, and is deleted with the task."""
         return self.source is not None and "emptyDir" in self.source
 
     def is_mounted_read_only(self, read_only: bool | None) -> bool:
         """Return whether a mount with this `read_only` is read-only; None is the default."""
-        return not self.is_scratch if read_only is None else read_only
+        return not self.is_empty_dir if read_only is None else read_only
 
 
 class Overrides(Section):
@@ -185,8 +185,8 @@ class Kubernetes(Section):
         None,
         description="`jobset` makes the whole run one JobSet, which Kueue admits as a whole. When left out, each role is a Job, which Kueue admits by itself.",
     )
-    exclusive_topology: Annotated[str, AfterValidator(names.check_topology_key)] | None = Field(
-        None, description="For a JobSet: the node label of the topology domains, such as racks, of which each role gets one for itself."
+    exclusive_topology: Annotated[str, AfterValidator(names.check_label_key)] | None = Field(
+        None, description="For a JobSet: the node label of a topology domain, such as a rack; each role gets a domain of its own."
     )
     priority_class: ObjectName | None = Field(None, description="The pods' priority class.")
     node_selector: dict[str, str] = Field(default_factory=dict, description="Labels a node must have.")
@@ -194,7 +194,7 @@ class Kubernetes(Section):
     placement: Literal["spread", "pack"] | None = Field(
         None, description="`spread` prefers different nodes for the tasks of a role, `pack` prefers to place all tasks close together."
     )
-    placement_key: Annotated[str, AfterValidator(names.check_topology_key)] = Field(
+    placement_key: Annotated[str, AfterValidator(names.check_label_key)] = Field(
         "kubernetes.io/hostname", description="The node label that defines what is close for `placement`, such as a zone or a rack."
     )
     egress: Literal["any", "tasks"] = Field(
@@ -215,7 +215,7 @@ class Kubernetes(Section):
         "nvidia.com/gpu",
         description="The resource name of the nodes' GPUs. Pods with GPUs tolerate the taint of that name; with parts of NVIDIA's (`nvidia.com/mig-1g.5gb`) also that of `nvidia.com/gpu`.",
     )
-    gpu_type_label: Annotated[str, AfterValidator(names.check_topology_key)] = Field(
+    gpu_type_label: Annotated[str, AfterValidator(names.check_label_key)] = Field(
         "nvidia.com/gpu.product", description="The node label that `gpu_type` is compared with."
     )
     cpu_limit: Literal["cpu", "none"] = Field(

@@ -9,8 +9,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from launcher.errors import Problem, SpecError
-from launcher.spec import messages, names, role_programs, rules, syntax
-from launcher.spec import overrides as override
+from launcher.spec import messages, names, role_programs, rules, set_option, syntax
 from launcher.spec.document import Document, Reader, without
 from launcher.spec.kubernetes import Volume
 from launcher.spec.models import ClusterSpec
@@ -25,33 +24,33 @@ _PLACEHOLDERS = {"version": 1, "name": "run", "workload": "mnist_mlp", "replicas
 _DIGEST_LENGTH = 12
 
 
-def load(path: Path, overrides: Sequence[str] = ()) -> ClusterSpec:
-    """Return the spec in a file, with `overrides` (`path=value`) applied, and its paths made absolute. Raises SpecError as below."""
-    return load_as_written(path, overrides)[0]
+def load(path: Path, set_options: Sequence[str] = ()) -> ClusterSpec:
+    """Return the spec in a file, with `set_options` (`path=value`) applied, and its paths made absolute. Raises SpecError as `load_with_original` does."""
+    return load_with_original(path, set_options)[0]
 
 
-def load_as_written(path: Path, overrides: Sequence[str] = ()) -> tuple[ClusterSpec, ClusterSpec]:
-    """Return the spec in a file, with `overrides` (`path=value`) applied: with its paths made absolute, and as they are written.
+def load_with_original(path: Path, set_options: Sequence[str] = ()) -> tuple[ClusterSpec, ClusterSpec]:
+    """Return the spec in a file, with `set_options` (`path=value`) applied: with its paths made absolute, and with those that are written.
 
-    Relative paths in the file start at the file's directory, those in an override at the current directory.
+    Relative paths in the file start at the file's directory, those of `--set` at the current directory.
     Raises SpecError with every problem, in the order of their locations in the file.
     """
     document = _read(path)
     problems: list[Problem] = []
-    for number, text in enumerate(overrides, 1):
+    for number, text in enumerate(set_options, 1):
         try:
-            override.apply(document, text, number)
+            set_option.apply(document, text, number)
         except SpecError as error:
             problems += error.problems
 
     def directory(spec_path: SpecPath) -> Path:
-        return Path.cwd() if document.location(spec_path).file == override.FILE else path.absolute().parent
+        return Path.cwd() if document.location(spec_path).file == set_option.SOURCE else path.absolute().parent
 
     spec, findings = _examine(document, directory)
     problems += map(document.problem, findings)
     if problems or spec is None:
         unique = dict.fromkeys(problems)
-        raise SpecError(sorted(unique, key=lambda problem: (problem.file == override.FILE, problem.line, problem.column, problem.path)))
+        raise SpecError(sorted(unique, key=lambda problem: (problem.file == set_option.SOURCE, problem.line, problem.column, problem.path)))
     return _with_absolute_paths(spec, directory), spec
 
 
@@ -72,7 +71,7 @@ def run_name(path: Path) -> str:
     """
     name = _read(path).value.get("name")
     try:
-        return names.check_name(name) if isinstance(name, str) else load(path).name
+        return names.check_run_name(name) if isinstance(name, str) else load(path).name
     except FieldError:
         return load(path).name
 
@@ -130,7 +129,7 @@ def _read(path: Path) -> Document:
     except (OSError, ValueError) as error:
         remedy = ""
         if isinstance(error, IsADirectoryError):
-            specs = sorted(entry.name for entry in path.iterdir() if entry.suffix in {".yaml", ".yml"})
+            specs = _specs_in(path)
             remedy = f"name a file in it, such as {path / specs[0]}" if specs else "name the file"
         if isinstance(error, FileNotFoundError):
             remedy = (
@@ -142,40 +141,43 @@ def _read(path: Path) -> Document:
     return Reader(file).read(syntax.parse(data, file))
 
 
+def _specs_in(directory: Path) -> list[str]:
+    return sorted(entry.name for entry in directory.iterdir() if entry.suffix in {".yaml", ".yml"})
+
+
 def _similar_file(path: Path) -> Path | None:
     """Return the file in the same directory that a missing one was probably meant to be."""
     try:
-        names = [entry.name for entry in path.parent.iterdir() if entry.suffix in {".yaml", ".yml"}]
+        meant = nearest(path.name, _specs_in(path.parent))
     except OSError:
         return None
-    meant = nearest(path.name, names)
     return path.parent / meant if meant else None
 
 
 def _examine(document: Document, directory: Callable[[SpecPath], Path]) -> tuple[ClusterSpec | None, list[Finding]]:
     """Return the valid part of a spec, and the findings of its fields and of the rules between them."""
     findings = list(document.findings)
-    broken = set(document.unusable)
+    invalid = set(document.unusable)
     value = document.value
     spec: ClusterSpec | None = None
-    for _ in range(4):  # first as it is, then without the wrong values, then with placeholders
+    for _ in range(4):  # each pass leaves out wrong values and fills in placeholders, below which the next may find more
         try:
             spec = ClusterSpec.model_validate(value)
             break
         except ValidationError as error:
             errors = error.errors(include_url=False)
-        broken |= {meant for details in errors if (meant := messages.meant_key(details, ClusterSpec))}
+        invalid |= {meant for details in errors if (meant := messages.meant_key(details, ClusterSpec))}
         if value is document.value:
-            new_errors = [details for details in errors if messages.document_path(details) not in broken]
+            new_errors = [details for details in errors if messages.document_path(details) not in invalid]
             findings += messages.findings(new_errors, ClusterSpec, document.sources)
         paths = [messages.document_path(details) for details in errors]
-        broken |= set(paths)
+        invalid |= set(paths)
         value = without(value, map(_up_to_list, paths))
         for details, path in zip(errors, paths, strict=True):
             if details["type"] == "missing" and path[-1] in _PLACEHOLDERS and _up_to_list(path) == path:
                 _set_placeholder(value, path)
     if spec is not None:
-        findings += rules.check(RuleContext(spec, document, frozenset(broken), directory))
+        findings += rules.check(RuleContext(spec, document, frozenset(invalid), directory))
     return spec, findings
 
 

@@ -130,7 +130,7 @@ def _finding(error: ErrorDetails, model: schema_lookup.Model, sources: Mapping[P
     if kind == "multiple_of":
         unit, value = context["multiple_of"], error["input"]
         remedy = f"write {_number_text((value // unit + 1) * unit)}"
-        return Finding(path, f"{shown(value)} is no multiple of {unit}", f"a multiple of {unit}", remedy)
+        return Finding(path, f"{shown(value)} is not a multiple of {unit}", f"a multiple of {unit}", remedy)
     if kind in _LENGTHS and context["actual_length"]:
         key, template = _LENGTHS[kind]
         expected = f"{template} {context[key]} items"

@@ -1,4 +1,4 @@
-"""The spec as data: one pydantic model a section. JSON Schema and docs/spec.md are made from these."""
+"""The spec as data: one pydantic model per section. JSON Schema and docs/spec.md are made from these."""
 
 from typing import Annotated, Literal
 
@@ -70,7 +70,7 @@ class Role(Section):
     sidecars: Sidecars = Field(default_factory=list)
     working_dir: Annotated[str, Field(min_length=1)] | None = Field(
         None,
-        description="The directory in which the role's program starts: a path in its container, or a directory in `code`, relative to the spec. "
+        description="The directory in which the role's program starts: a path in its container, or a directory relative to the spec, which for containers must be in `code`. "
         "When left out: `code`; without `code` the spec's directory on this machine, and the image's working directory in containers.",
     )
     restart: Literal["always", "on_failure", "never", "exit_code"] = Field(
@@ -147,9 +147,9 @@ class Limits(Section):
         10,
         ge=0,
         le=1000,
-        description="Restarts after failures, for each task, before the run fails. The count of those inside a container is reset when the chief has "
+        description="Restarts after failures, for each task, before the run fails. Restarts inside a container are counted from zero again when the chief has "
         "saved a newer checkpoint, the evaluator has evaluated one, or another task or a `command` has run for ten minutes. "
-        "That of replaced containers and pods is never reset.",
+        "The count of replaced containers and pods is never reset.",
     )
     start_timeout: Duration = Field(
         "10m",
@@ -163,8 +163,8 @@ class Limits(Section):
     )
     orphan_timeout: Duration = Field(
         "10m",
-        description="How long a ps or worker serves while its chief is unreachable, a chief waits while every worker is unreachable, an evaluator waits for "
-        "a sign of its chief, and a task of a `command` for one of the leader.",
+        description="How long a task goes on alone: a ps or worker while its chief is unreachable, a chief while every worker is, an evaluator without news of "
+        "its chief, and a task of a `command` without news of the leader.",
     )
     worker_grace: Duration = Field(
         "10s", description="How long workers of parameter_server may take to end by themselves after the run of a `command` has succeeded."
@@ -231,7 +231,7 @@ class ClusterSpec(Section):
     )
     env: Env = Field(
         default_factory=dict,
-        description="Environment variables of every task: a text, or `{secret: NAME, key: KEY}` for a value that must not be in a file.",
+        description="Environment variables of every task: a string, or `{secret: NAME, key: KEY}` for a value that must not be in a file.",
     )
     env_file: Annotated[str, Field(min_length=1)] | None = Field(
         None,

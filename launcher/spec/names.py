@@ -33,9 +33,9 @@ _NO_SECRETS = frozenset({"PATH", "PYTHONPATH", "HOME"})
 # Variables that the launcher itself sets for each task.
 _RESERVED_ENV = frozenset({"TF_CONFIG", "TF_CLUSTER", "JOB_COMPLETION_INDEX", "RUN_DIR", "RUN_NAME"})
 _RESERVED_PREFIX = "TRAINER_"
-# Labels and annotations that the launcher sets begin with these.
+# Prefixes of the labels and annotations that the launcher sets.
 _RESERVED_LABEL_PREFIXES = ("app.kubernetes.io/", "tf-launcher/")
-TMP = "/tmp"  # noqa: S108 - in a container; if it is hardened, the only writable directory
+TMP = "/tmp"  # noqa: S108 - in a container; if it is hardened, the only writable directory of its root file system
 RUN_VOLUME = "run"  # the run's own volume, in `mounts` and in Compose
 # Every pod has volumes of these names.
 _RESERVED_VOLUMES = frozenset({RUN_VOLUME, "tmp", "shm", "code", "tf-launcher"})
@@ -58,7 +58,7 @@ def is_reserved_volume(name: str) -> bool:
     return name in _RESERVED_VOLUMES
 
 
-def check_name(name: str) -> str:
+def check_run_name(name: str) -> str:
     """Return the run's name, or raise FieldError: a DNS-1035 label that leaves room for a task's role and index."""
     label = as_label(name)
     if not _LABEL.match(name):
@@ -84,7 +84,7 @@ def check_object_name(name: str) -> str:
     return name
 
 
-def check_name_of_variable(name: str) -> None:
+def check_variable_name(name: str) -> None:
     """Raise FieldError when this cannot be the name of an environment variable."""
     if not _ENV.match(name):
         meant = re.sub(r"[^A-Za-z0-9_]", "_", name)
@@ -93,22 +93,22 @@ def check_name_of_variable(name: str) -> None:
         raise FieldError(message, "letters, digits and underscores, no digit first", remedy)
 
 
-def check_env_name(name: str) -> None:
+def check_task_variable(name: str) -> None:
     """Raise FieldError when this cannot be an environment variable of a task."""
-    check_name_of_variable(name)
+    check_variable_name(name)
     if is_reserved_variable(name):
         raise FieldError(f"`{name}` is set by the launcher for each task", "another name", "leave it out, or choose another name")
 
 
-def may_be_secret(name: str) -> bool:
-    """Return whether the value of this variable can come from a Secret."""
-    return name not in _NO_SECRETS and not name.startswith("COMPOSE_")
+def can_be_secret(variable: str) -> bool:
+    """Return whether the value of a variable can come from a Secret."""
+    return variable not in _NO_SECRETS and not variable.startswith("COMPOSE_")
 
 
-def check_secret(name: str) -> None:
-    """Raise FieldError when the value of this variable cannot come from a Secret, because the launcher, Docker or Compose uses it."""
-    if not may_be_secret(name):
-        raise FieldError(f"`{name}` cannot come from a secret: it is used before a task starts", "a text", "write the value")
+def check_can_be_secret(variable: str) -> None:
+    """Raise FieldError when the value of a variable cannot come from a Secret, because the launcher, Docker or Compose uses it."""
+    if not can_be_secret(variable):
+        raise FieldError(f"`{variable}` cannot come from a secret: it is used before a task starts", "a string", "write the value")
 
 
 def check_secret_key(key: str) -> str:
@@ -120,12 +120,13 @@ def check_secret_key(key: str) -> str:
     return key
 
 
-def check_label_key(key: str) -> None:
-    """Raise FieldError when this cannot be the key of a Kubernetes label."""
+def check_label_key(key: str) -> str:
+    """Return the key of a Kubernetes label, or raise FieldError."""
     prefix, slash, name = key.rpartition("/")
     if not name or not _LABEL_VALUE.match(name) or (slash and not _SUBDOMAIN.match(prefix)):
         expected = "at most 63 letters, digits, `-`, `_` and `.`, after a domain and `/` if you like"
         raise FieldError(f"{shown(key)} cannot be a label's key", expected, "write a key such as `pool` or `example.com/pool`")
+    return key
 
 
 def check_user_label_key(key: str) -> None:
@@ -140,12 +141,6 @@ def check_label_value(value: str) -> None:
     if not _LABEL_VALUE.match(value):
         expected = "at most 63 letters, digits, `-`, `_` and `.`"
         raise FieldError(f"{shown(value)} cannot be a label's value", expected, "write a value such as `fast-disks`")
-
-
-def check_topology_key(key: str) -> str:
-    """Return the key of a node's label, or raise FieldError."""
-    check_label_key(key)
-    return key
 
 
 def check_resource(name: str) -> str:
@@ -167,7 +162,7 @@ def _check_label(name: str, of: str) -> None:
 
 
 def check_volume_name(name: str) -> str:
-    """Return a volume's name, or raise FieldError: a DNS-1123 label that is not the name of one of the run's own."""
+    """Return a volume's name, or raise FieldError: a DNS-1123 label that is not one of the run's own volumes."""
     _check_label(name, "a volume")
     if is_reserved_volume(name):
         raise FieldError(f"{shown(name)} is one of the run's own volumes", "another name", f"write my-{name}, for example")
@@ -194,7 +189,7 @@ def normalized_path(path: str) -> str:
     return f"/{posixpath.normpath(path).strip('/')}"
 
 
-def check_path(path: str) -> str:
+def check_container_path(path: str) -> str:
     """Return a path in a container, or raise FieldError."""
     if not path.startswith("/") or ":" in path:
         raise FieldError(f"{shown(path)} is not a path in a container", "an absolute path without colons", "write a path such as /data")
@@ -222,10 +217,12 @@ def check_container_name(name: str) -> str:
 def check_host(host: str) -> str:
     """Return an address to listen on, or raise FieldError: an IP address or a host's name."""
     try:
-        return str(ipaddress.ip_address(host)) and host
+        ipaddress.ip_address(host)
     except ValueError:
         if _HOST.match(host) and not re.fullmatch(r"[0-9.]+", host):
             return host
+    else:
+        return host
     message = f"{shown(host)} is not an address to listen on"
     raise FieldError(message, "an IP address or a host's name", "write 127.0.0.1, or 0.0.0.0 to listen on every interface")
 
@@ -240,7 +237,7 @@ def check_image(image: str) -> str:
 
 
 def as_label(text: str) -> str:
-    """Return a DNS label derived from a text."""
+    """Return a DNS label derived from a text, of any length; `run` for a text without letters and digits."""
     label = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
     if not label:
         return "run"

@@ -10,7 +10,7 @@ from launcher.spec.role_programs import ROLES, containers_of, required_roles, ro
 from launcher.spec.rule_context import RuleContext
 
 # Keys of a role that are only for a user's own program.
-_OF_A_PROGRAM = ("command", "args", "working_dir", "restart")
+_PROGRAM_KEYS = ("command", "args", "working_dir", "restart")
 _EXPECTED = "either `train`, for the built-in trainer, or `command`, for a program of your own"
 
 
@@ -49,7 +49,7 @@ def train_or_command(context: RuleContext) -> Iterator[Finding]:
         yield Finding(("command",), "`train` and `command` exclude each other", _EXPECTED, "remove one of the two", on="key")
     if trains or document.get("command") is not None or document.get("image") is not None or context.is_empty(("train",)):
         return
-    if context.broken & {("train",), ("command",), ("image",), ("roles",)}:
+    if context.invalid & {("train",), ("command",), ("image",), ("roles",)}:
         return
     if not runs_a_program(context):
         message = "there is nothing to run: neither `train` nor `command`"
@@ -74,7 +74,7 @@ def role_keys_fit_train(context: RuleContext) -> Iterator[Finding]:
     if context.document.value.get("train") is None:
         return
     for role, written in _roles(context).items():
-        for key in _OF_A_PROGRAM:
+        for key in _PROGRAM_KEYS:
             if key in written:
                 message = f"`{key}` of a role is for a program of your own, and the spec has `train`"
                 remedy = f"remove `{key}`, or `train`"
@@ -99,7 +99,7 @@ def restart_fits(context: RuleContext) -> Iterator[Finding]:
 
 
 def success_of_command(context: RuleContext) -> Iterator[Finding]:
-    """`success` is only for a user's own program, whose tasks end each by itself."""
+    """`success` is only for a user's own program, whose tasks each end by themselves."""
     if context.document.value.get("success") is not None and not runs_a_program(context):
         yield Finding(("success",), "`success` is for a `command`, and there is none", "no `success` beside `train`", "remove it", on="key")
 
@@ -155,8 +155,8 @@ def env_names(context: RuleContext) -> Iterator[Finding]:
     for path, variables in environments.items():
         for variable, value in variables.items():
             try:
-                names.check_env_name(variable)
+                names.check_task_variable(variable)
                 if isinstance(value, FromSecret):
-                    names.check_secret(variable)
+                    names.check_can_be_secret(variable)
             except FieldError as error:
                 yield Finding((*path, variable), error.message, error.expected, error.remedy, on="key")

@@ -6,8 +6,8 @@ from typing import Any
 
 from launcher.spec.models import ClusterSpec, Role
 from launcher.spec.quantities import CPU_PATTERN, DURATION_PATTERN, MEMORY_PATTERN
-from launcher.spec.rules import STRATEGY_ROLES
 from launcher.spec.schema_lookup import Model, field_name, section_of
+from trainer.strategies import STRATEGIES
 from trainer.workloads.catalog import CATALOG
 
 _HEAD = """\
@@ -45,7 +45,7 @@ other machines may lack. The specs in `examples/` refer to the one in this repos
 `1h30m`, `24h`, `2d`). `yes`, `no`, `on` and `off` are booleans in YAML: put them in quotes where text is meant. Dates and numbers such
 as `12:30` are text; numbers with leading zeros are refused, because YAML readers disagree about them.
 
-**Overrides.** `--set path=value` changes one value for one command: `--set train.steps=500`, `--set 'roles.ps={replicas: 2}'`,
+**Changes for one command.** `--set path=value` changes one value: `--set train.steps=500`, `--set 'roles.ps={replicas: 2}'`,
 `--set roles.evaluator=null`. Values are YAML. Relative paths in the spec start at the spec's directory; in `--set` they start at
 the current directory.
 """
@@ -59,7 +59,7 @@ _ROLES_HEAD = """\
 
 _ROLES_TAIL = """\
 
-There is one chief and at most one evaluator. Without a chief, `worker-0` of multi_worker_mirrored does the chief's work.
+There is at most one chief and one evaluator. Without a chief, `worker-0` of multi_worker_mirrored does the chief's work.
 With a `command`, parameter_server does not require a chief either: `worker-0` is then the leader, and the run succeeds when it exits with 0.
 """
 
@@ -84,7 +84,7 @@ def reference_text() -> str:
 
 
 def _roles_table() -> str:
-    rows = [f"| `{name}` | {_code(allowed.mandatory)} | {_code(allowed.optional)} |\n" for name, allowed in STRATEGY_ROLES.items()]
+    rows = [f"| `{name}` | {_code(allowed.mandatory)} | {_code(allowed.optional)} |\n" for name, allowed in STRATEGIES.items()]
     return _ROLES_HEAD + "".join(rows) + _ROLES_TAIL
 
 
@@ -160,15 +160,15 @@ def _type(field: dict[str, Any]) -> str:
         return f"list of {_PLURAL.get(_type(field['items']), 'values')}"
     if field.get("type") == "object":
         values = field.get("additionalProperties")
-        return "mapping of texts" if isinstance(values, dict) and values.get("type") == "string" else "mapping"
+        return "mapping of strings" if isinstance(values, dict) and values.get("type") == "string" else "mapping"
     if field.get("pattern") in _QUANTITIES:
         return _QUANTITIES[field["pattern"]]
     return _WORDS.get(field.get("type", ""), "anything") + _range(field)
 
 
 _QUANTITIES = {CPU_PATTERN: "quantity", MEMORY_PATTERN: "size", DURATION_PATTERN: "duration"}
-_WORDS = {"integer": "whole number", "number": "number", "string": "text", "boolean": "true or false"}
-_PLURAL = {"text": "texts", "section": "sections", "mapping": "mappings"}
+_WORDS = {"integer": "whole number", "number": "number", "string": "string", "boolean": "true or false"}
+_PLURAL = {"string": "strings", "section": "sections", "mapping": "mappings"}
 
 
 def _range(field: dict[str, Any]) -> str:

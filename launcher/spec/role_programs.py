@@ -103,8 +103,8 @@ def volumes_of(spec: ClusterSpec) -> list[Volume]:
 
 def storage_of(spec: ClusterSpec) -> Storage | None:
     """Return the volume of the run directory; None if all programs run in the user's own images and the spec asks for no volume."""
-    brings_images = spec.train is None and all(program_of(spec, role).image for role in roles_of(spec).values())
-    return spec.storage or (None if brings_images and spec.kubernetes.claim is None else Storage())
+    all_images_are_users = spec.train is None and all(program_of(spec, role).image for role in roles_of(spec).values())
+    return spec.storage or (None if all_images_are_users and spec.kubernetes.claim is None else Storage())
 
 
 def has_tensorboard(spec: ClusterSpec) -> bool:
@@ -119,7 +119,7 @@ def leading_role(spec: ClusterSpec) -> Role:
 
 
 def mount_of(spec: ClusterSpec) -> Literal["one", "all"]:
-    """Return which tasks mount the run's volume on Kubernetes: the leader, beside evaluator and TensorBoard, or all.
+    """Return which tasks mount the run's volume on Kubernetes. `one`: the leader, and on its node the evaluator and TensorBoard; `all`: every task.
 
     All tasks of a user's program may write to it. With the built-in trainer only the leader and the evaluator do; ps and workers get the restored
     values from the leader. If the leader is one of several workers, all of them mount it, since the pods of one role are alike.
@@ -138,7 +138,7 @@ def access_of(spec: ClusterSpec) -> str:
 
 
 def sets_variables(dumped: Mapping[str, Any]) -> bool:
-    """Return whether a spec, dumped by `loader.dump`, sets environment variables, also by an override: their values may be passwords."""
+    """Return whether a spec as JSON values, dumped or written, sets environment variables, also by an override: their values may be passwords."""
     sections = [section for section in (dumped, *(dumped.get("roles") or {}).values()) if section]
     containers = [container for section in sections for key in ("init_containers", "sidecars") for container in section.get(key) or ()]
     overrides = (dumped.get("kubernetes") or {}).get("overrides")

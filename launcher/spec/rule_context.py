@@ -15,12 +15,12 @@ class RuleContext:
 
     spec: ClusterSpec
     document: Document
-    broken: frozenset[Path]
+    invalid: frozenset[Path]
     directory: Callable[[Path], FilePath]
 
     def is_valid(self, path: Path) -> bool:
         """Return whether nothing is wrong at the path, around it, or directly inside it."""
-        return not any(path[: len(invalid)] == invalid or invalid[:-1] == path for invalid in self.broken)
+        return not any(path[: len(other)] == other or other[:-1] == path for other in self.invalid)
 
     def is_empty(self, path: Path) -> bool:
         """Return whether the path is a key without a value."""
@@ -37,7 +37,7 @@ def resolved(directory: FilePath, name: str) -> FilePath:
 
 
 def entries_of(directory: FilePath) -> list[FilePath]:
-    """Return what is in a directory; nothing if it cannot be read."""
+    """Return the sorted entries of a directory; none if it cannot be read."""
     try:
         return sorted(directory.iterdir())
     except OSError:

@@ -1,12 +1,11 @@
 """Rules between fields, and between the spec and the files beside it.
 
-Each rule is a function from a RuleContext to findings. RULES names the paths that each rule reads. A rule runs if these
-are valid, even if others are not, so that one pass finds every problem.
+Each rule is a function from a RuleContext to findings. RULES names the paths that must be valid for a rule to run. It runs even if
+others are not, so that one pass finds every problem.
 """
 
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path as FilePath
 
 from pydantic import ValidationError
@@ -18,13 +17,13 @@ from launcher.spec.role_programs import ROLES, containers_of, leading_role, role
 from launcher.spec.rule_context import RuleContext, entries_of, resolved
 from trainer.settings import Train, direction
 from trainer.settings_rules import conflicts
-from trainer.strategies import STRATEGIES, TRAINING
+from trainer.strategies import STRATEGIES, TRAINING, Strategy, Traits
 from trainer.workloads import catalog
 
 # Without regular expression features that JSON Schema lacks.
 _WORD = "[A-Za-z_][A-Za-z0-9_]*"
-CLASS_PATTERN = rf"^{_WORD}(\.{_WORD})*:{_WORD}(\.{_WORD})*$"
-_CLASS = re.compile(rf"{CLASS_PATTERN[:-1]}\Z")
+OBJECT_REFERENCE_PATTERN = rf"^{_WORD}(\.{_WORD})*:{_WORD}(\.{_WORD})*$"
+_OBJECT_REFERENCE = re.compile(rf"{OBJECT_REFERENCE_PATTERN[:-1]}\Z")
 _DOTTED = re.compile(rf"({_WORD}(?:\.{_WORD})*)[.:/]+([A-Z][A-Za-z0-9_]*)\Z")
 DATA_KEYWORDS = ("synthetic", "download")
 
@@ -32,24 +31,18 @@ DATA_KEYWORDS = ("synthetic", "download")
 Rule = Callable[[RuleContext], Iterator[Finding]]
 
 
-@dataclass(frozen=True)
-class StrategyRoles:
-    """The roles of a strategy."""
-
-    mandatory: tuple[str, ...]
-    optional: tuple[str, ...]
-
-
-STRATEGY_ROLES: dict[str, StrategyRoles] = {name: StrategyRoles(traits.mandatory, traits.optional) for name, traits in STRATEGIES.items()}
 # The first worker of a user's program may be the leader, as in TensorFlow 1.
-COMMAND_STRATEGY_ROLES = {**STRATEGY_ROLES, "parameter_server": StrategyRoles(("worker", "ps"), ("chief", "evaluator"))}
+COMMAND_STRATEGIES: dict[Strategy, Traits] = {
+    **STRATEGIES,
+    "parameter_server": STRATEGIES["parameter_server"]._replace(mandatory=("worker", "ps"), optional=("chief", "evaluator")),
+}
 _SINGLE_REMEDIES = {"chief": "leave `replicas` out; add workers for more computing power", "evaluator": "leave `replicas` out"}
 
 
 def roles_fit_strategy(context: RuleContext) -> Iterator[Finding]:
     """Every role that the strategy requires is there, and no role that it does not allow."""
     strategy, present = context.spec.strategy, roles_of(context.spec)
-    allowed = (COMMAND_STRATEGY_ROLES if program_rules.runs_a_program(context) else STRATEGY_ROLES)[strategy]
+    allowed = (COMMAND_STRATEGIES if program_rules.runs_a_program(context) else STRATEGIES)[strategy]
     expected = f"{all_of(allowed.mandatory)}; {all_of(allowed.optional)} if you like"
     # Without `roles` in the file, the finding is at the strategy.
     location = None if ("roles",) in context.document.sources else context.document.location(("strategy",))
@@ -59,13 +52,13 @@ def roles_fit_strategy(context: RuleContext) -> Iterator[Finding]:
             yield Finding(("roles", role), message, expected, f"add `{role}: {{}}` to `roles`", location=location)
     for role in present:
         if role not in allowed.mandatory + allowed.optional:
-            fitting = any_of(name for name, other in STRATEGY_ROLES.items() if role in other.mandatory + other.optional)
+            fitting = any_of(name for name, other in STRATEGIES.items() if role in other.mandatory + other.optional)
             message = f"strategy {strategy} has no {role}"
             yield Finding(("roles", role), message, expected, f"remove `{role}`, or set `strategy` to {fitting}", on="key")
 
 
 def one_chief_and_evaluator(context: RuleContext) -> Iterator[Finding]:
-    """There is one chief and one evaluator."""
+    """There is at most one chief and one evaluator."""
     for role, remedy in _SINGLE_REMEDIES.items():
         count = getattr(context.spec.roles, role).replicas if getattr(context.spec.roles, role) else 1
         if count > 1:
@@ -103,7 +96,7 @@ def no_empty_section(context: RuleContext) -> Iterator[Finding]:
 
 
 def workload_exists(context: RuleContext) -> Iterator[Finding]:
-    """The workload is built in, or names a class as Python imports it."""
+    """The workload is built in, or is package.module:name of the user's code."""
     if context.spec.train is None:
         return
     try:
@@ -114,7 +107,7 @@ def workload_exists(context: RuleContext) -> Iterator[Finding]:
 
 def check_workload(workload: str) -> None:
     """Raise FieldError when this is neither a built-in workload nor package.module:name."""
-    if workload in catalog.CATALOG or _CLASS.match(workload):
+    if workload in catalog.CATALOG or _OBJECT_REFERENCE.match(workload):
         return
     if match := _DOTTED.match(workload):
         meant: str | None = f"{match[1]}:{match[2]}"
@@ -197,7 +190,7 @@ def evaluator_has_work(context: RuleContext) -> Iterator[Finding]:
         yield Finding(("roles", "evaluator"), message, expected, "set one of them, or remove the evaluator", on="key")
 
 
-def best_is_known(context: RuleContext) -> Iterator[Finding]:
+def export_metric_has_direction(context: RuleContext) -> Iterator[Finding]:
     """For the metric that selects the exported model, it is known whether a higher or a lower value is better."""
     export = context.spec.train.export if context.spec.train else None
     if export and export.metric and direction(export.metric, export.mode) is None:
@@ -224,19 +217,28 @@ def code_exists(context: RuleContext) -> Iterator[Finding]:
 
 
 def working_dir_exists(context: RuleContext) -> Iterator[Finding]:
-    """A role's `working_dir` is a path in its container, or a directory beside the spec."""
+    """A role's `working_dir` is a path in its container, or a directory that exists."""
     for name, role in roles_of(context.spec).items():
         path = ("roles", name, "working_dir")
         if role.working_dir is not None and not role.working_dir.startswith("/") and context.is_valid(path):
-            yield from _directory(context, path, role.working_dir, "a path in the container, which starts with /, or a directory in `code`")
+            yield from _directory(
+                context,
+                path,
+                role.working_dir,
+                "a path in the container, which starts with /, or a directory relative to the spec, for containers one in `code`",
+            )
 
 
 def data_exists(context: RuleContext) -> Iterator[Finding]:
-    """The data set is synthetic, downloaded, or in a directory that exists."""
+    """The data set is synthetic, downloaded, at a URL, or in a directory that exists."""
     train = context.spec.train
     if train is not None and is_directory_name(train) and not container_rules.is_mounted(volumes_of(context.spec), train.data):
         yield from _directory(
-            context, ("train", "data"), train.data, "synthetic, download, or a directory with the data set", DATA_KEYWORDS
+            context,
+            ("train", "data"),
+            train.data,
+            "synthetic, download, a URL that the workload reads, or a directory with the data set",
+            DATA_KEYWORDS,
         )
 
 
@@ -321,11 +323,11 @@ def attendant_has_image(context: RuleContext) -> Iterator[Finding]:
 
 
 def notify_names_a_channel(context: RuleContext) -> Iterator[Finding]:
-    """`notify` names at least one recipient."""
+    """`notify` names at least one channel."""
     notify = context.spec.notify
     if notify is not None and notify.command is None and notify.webhook is None:
         remedy = "write `notify: {command: [./tell.sh]}` or `notify: {webhook: {secret: my-webhook}}`, or remove `notify`"
-        yield Finding(("notify",), "`notify` names no recipient", "`command`, `webhook`, or both", remedy, on="key")
+        yield Finding(("notify",), "`notify` names no channel", "`command`, `webhook`, or both", remedy, on="key")
 
 
 def notify_program_exists(context: RuleContext) -> Iterator[Finding]:
@@ -390,7 +392,7 @@ RULES: tuple[tuple[tuple[Path, ...], Rule], ...] = (
     ((("train", "workload"), ("train", "evaluate"), ("train", "early_stopping"), ("roles", "evaluator")), early_stopping_has_evaluations),
     ((("train", "sync"), ("roles", "worker", "replicas")), enough_workers),
     ((("train", "workload"), ("train", "checkpoint"), ("roles", "evaluator")), evaluator_has_work),
-    ((("train", "export"),), best_is_known),
+    ((("train", "export"),), export_metric_has_direction),
     ((("limits", "deadline"), ("limits", "start_timeout")), deadline_after_start),
     ((), program_rules.env_names),
     ((("env",), ("env_file",), ("roles",), ("notify", "webhook")), program_rules.env_file_has_a_use),
@@ -399,7 +401,7 @@ RULES: tuple[tuple[tuple[Path, ...], Rule], ...] = (
     ((), container_rules.volumes_are_unique),
     ((), container_rules.kubernetes_volumes_have_source),
     ((), container_rules.container_names_are_unique),
-    ((("volumes",), ("kubernetes",)), container_rules.containers_run_something),
+    ((("volumes",), ("kubernetes",)), container_rules.containers_are_usable),
     ((("security",),), container_rules.mount_paths_are_unique),
     ((("volumes",), ("kubernetes",), ("init_containers",), ("sidecars",), ("roles",)), container_rules.volumes_are_mounted),
     ((("kubernetes", "version"),), sidecars_are_native),

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from launcher.spec.models import ClusterSpec
-from launcher.spec.rules import CLASS_PATTERN, COMMAND_STRATEGY_ROLES, STRATEGY_ROLES, StrategyRoles
+from launcher.spec.rules import COMMAND_STRATEGIES, OBJECT_REFERENCE_PATTERN
+from trainer.strategies import STRATEGIES, Traits
 from trainer.workloads.catalog import CATALOG
 
 SCHEMA_FILE = Path(__file__).with_name("schema.json")
@@ -18,7 +19,10 @@ def schema() -> dict[str, Any]:
     root = ClusterSpec.model_json_schema(by_alias=True, mode="validation")
     _drop_titles(root)
     train = root["$defs"]["Train"]
-    train["properties"]["workload"] |= {"anyOf": [{"enum": list(CATALOG)}, {"pattern": CLASS_PATTERN}], "examples": list(CATALOG)}
+    train["properties"]["workload"] |= {
+        "anyOf": [{"enum": list(CATALOG)}, {"pattern": OBJECT_REFERENCE_PATTERN}],
+        "examples": list(CATALOG),
+    }
     train["allOf"] = []
     for name, entry in CATALOG.items():
         params = entry.params.model_json_schema()
@@ -27,7 +31,7 @@ def schema() -> dict[str, Any]:
         train["allOf"].append({"if": this_workload, "then": {"properties": {"params": params}}})
     root["allOf"] = [
         _roles_condition(strategy, allowed, program)
-        for program, roles_by_strategy in (("train", STRATEGY_ROLES), ("command", COMMAND_STRATEGY_ROLES))
+        for program, roles_by_strategy in (("train", STRATEGIES), ("command", COMMAND_STRATEGIES))
         for strategy, allowed in roles_by_strategy.items()
     ]
     root["not"] = {"required": ["train", "command"]}
@@ -39,7 +43,7 @@ def schema() -> dict[str, Any]:
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "Cluster spec", **root}
 
 
-def _roles_condition(strategy: str, allowed: StrategyRoles, program: str) -> dict[str, Any]:
+def _roles_condition(strategy: str, allowed: Traits, program: str) -> dict[str, Any]:
     return {
         "if": {"required": ["strategy", program], "properties": {"strategy": {"const": strategy}}},
         "then": {

@@ -43,7 +43,7 @@ def section_at(model: Model, path: Path) -> Model | None:
             continue
         if not _is_section(below):
             return None
-        field = next((field for name, field in below.model_fields.items() if (field_name(name, field)) == part), None)
+        field = _field(below, part)
         if field is None:
             return None
         annotation = field.annotation
@@ -58,7 +58,7 @@ def choices(model: Model, path: Path) -> tuple[str, ...]:
     section = section_at(model, named[:-1])
     if section is None:
         return ()
-    field = next((field for name, field in section.model_fields.items() if (field_name(name, field)) == named[-1]), None)
+    field = _field(section, named[-1])
     annotation = _unwrapped(field.annotation) if field else None
     if of_item and get_origin(annotation) is list:
         annotation = _unwrapped(get_args(annotation)[0])
@@ -66,7 +66,7 @@ def choices(model: Model, path: Path) -> tuple[str, ...]:
 
 
 def paths_of(model: Model, key: str, path: Path = ()) -> Iterator[Path]:
-    """Yield every path of the document that ends in a key, those nearest to the top first."""
+    """Yield every path of the document that ends in a key, those nearest to the top first; none inside lists and mappings of any keys."""
     deeper: list[tuple[Model, Path]] = []
     for name, field in model.model_fields.items():
         below = (*path, field_name(name, field))
@@ -77,6 +77,10 @@ def paths_of(model: Model, key: str, path: Path = ()) -> Iterator[Path]:
             deeper.append((section, below))
     for section, below in deeper:
         yield from paths_of(section, key, below)
+
+
+def _field(section: Model, key: object) -> FieldInfo | None:
+    return next((field for name, field in section.model_fields.items() if field_name(name, field) == key), None)
 
 
 def _is_section(annotation: Any) -> bool:

@@ -74,7 +74,7 @@ _TAIL = """\
 """
 
 
-def starter(name: str, workload: str | None, strategy: str) -> str:
+def starter_spec(name: str, workload: str | None, strategy: str) -> str:
     """Return a commented spec with this name and strategy; without a workload its `command` is train.py.
 
     Raises UsageError when the name, the workload or the strategy is not valid.
@@ -83,7 +83,7 @@ def starter(name: str, workload: str | None, strategy: str) -> str:
         # The workload first: the name may be derived from it.
         if workload is not None:
             check_workload(workload)
-        names.check_name(name)
+        names.check_run_name(name)
     except FieldError as error:
         choices = f"; expected {error.expected}" if error.expected else ""
         raise UsageError(f"{error.message}{choices}", error.remedy) from None
@@ -95,10 +95,10 @@ def starter(name: str, workload: str | None, strategy: str) -> str:
     trains = strategy in TRAINING
     roles = "\n".join(f"  {line}" for line in (*_ROLES[strategy], *[_EVALUATOR] * trains))
     work = _COMMAND if workload is None else _train(workload, _TRAIN if trains else _PROGRAM)
-    return _HEAD.format(name=_word(name), strategy=strategy, roles=roles) + "\n" + work + _TAIL
+    return _HEAD.format(name=_quoted(name), strategy=strategy, roles=roles) + "\n" + work + _TAIL
 
 
-def _word(name: str) -> str:
+def _quoted(name: str) -> str:
     """Return a name as YAML text: in quotes if YAML 1.1 reads the word as something else."""
     return f'"{name}"' if name in {"true", "false", "yes", "no", "on", "off", "null"} else name
 

@@ -147,7 +147,7 @@ def _check_limits(events: Iterator[yaml.Event], file: str, *, documents: int = 1
             raise _error(file, line, column, message, "a cluster spec", "name the spec itself")
         if documents_begun > documents:
             message = "a second document starts here"
-            remedy = "write one spec a file: remove the `---` line and the text after it"
+            remedy = "write one spec per file: remove the `---` line and the text after it"
             raise _error(file, line, column, message, "one document", remedy)
         if count > MAX_EVENTS:
             message = "the file holds too many values"

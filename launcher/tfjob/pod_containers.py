@@ -97,7 +97,7 @@ def _variable(entry: Any, values: dict[str, str]) -> tuple[str, Any] | None:
         return None
     name, source = entry["name"], entry.get("valueFrom")
     try:
-        names.check_name_of_variable(name)
+        names.check_variable_name(name)
     except FieldError:
         return None
     if source is not None:

@@ -140,7 +140,7 @@ def read(role: RoleBuilder, path: Path) -> KnownVariables:
 def secret_source(name: str, source: Any) -> dict[str, str] | None:
     """Return the `valueFrom` of a variable as its source in `env`, or None if `env` cannot have it."""
     reference = source.get("secretKeyRef") if isinstance(source, dict) and len(source) == 1 else None
-    if not names.may_be_secret(name) or not isinstance(reference, dict) or reference.get("optional"):
+    if not names.can_be_secret(name) or not isinstance(reference, dict) or reference.get("optional"):
         return None
     secret, key = reference.get("name"), reference.get("key")
     return {"secret": secret, "key": key} if isinstance(secret, str) and isinstance(key, str) else None
@@ -175,7 +175,7 @@ def _is_usable(role: RoleBuilder, path: Path, name: str) -> bool:
 def _is_env_name(name: str) -> bool:
     """Return whether `env` of a role accepts a name; Kubernetes also allows dots and dashes."""
     try:
-        names.check_env_name(name)
+        names.check_task_variable(name)
     except FieldError:
         return False
     return True

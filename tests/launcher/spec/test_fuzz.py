@@ -131,18 +131,18 @@ def mutated_texts(draw: st.DrawFn) -> bytes:
     return text
 
 
-def outcome(file: Path, overrides: list[str]) -> tuple[ClusterSpec | None, list[Problem]]:
+def outcome(file: Path, set_options: list[str]) -> tuple[ClusterSpec | None, list[Problem]]:
     try:
-        return load(file, overrides), []
+        return load(file, set_options), []
     except SpecError as error:
         return None, error.problems
 
 
-def check(data: bytes, directory: Path, overrides: list[str] | None = None) -> None:
+def check(data: bytes, directory: Path, set_options: list[str] | None = None) -> None:
     """Load a spec: it is refused with problems that can be printed, or it is the same after it was written and read."""
     file = directory / "spec.yaml"
     file.write_bytes(data)
-    spec, problems = outcome(file, overrides or [])
+    spec, problems = outcome(file, set_options or [])
     for problem in problems:
         assert problem.message
         assert problem.line >= 1
@@ -185,9 +185,9 @@ paths = st.sampled_from(
 
 @thoroughly
 @given(
-    overrides=st.lists(
+    set_options=st.lists(
         st.tuples(paths | st.text(max_size=8), st.sampled_from(["=", "", "=="]), words | st.text(max_size=10)).map("".join), max_size=3
     )
 )
-def test_overrides(overrides: list[str], tmp_path: Path) -> None:
-    check(FULL.encode(), tmp_path, overrides)
+def test_overrides(set_options: list[str], tmp_path: Path) -> None:
+    check(FULL.encode(), tmp_path, set_options)

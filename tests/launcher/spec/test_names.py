@@ -10,15 +10,15 @@ from launcher.spec.problems import FieldError
 
 @pytest.mark.parametrize("name", ["a", "mnist", "mnist-2", "a" * 51])
 def test_names_of_runs(name: str) -> None:
-    assert names.check_name(name) == name
+    assert names.check_run_name(name) == name
 
 
 @pytest.mark.parametrize("name", ["", "A", "2a", "-a", "a-", "a_b", "a.b", "a b", "a\n", "ä", "a" * 52])
 def test_the_remedy_for_an_invalid_name_is_a_valid_name(name: str) -> None:
     with pytest.raises(FieldError) as caught:
-        names.check_name(name)
+        names.check_run_name(name)
     suggested = caught.value.remedy.removeprefix("write ").split(",")[0]
-    assert names.check_name(suggested) == suggested
+    assert names.check_run_name(suggested) == suggested
 
 
 def test_the_longest_name_leaves_room_for_every_task() -> None:
@@ -57,9 +57,9 @@ def test_hosts(host: str) -> None:
         (names.check_namespace, "a.b"),
         (names.check_namespace, "a" * 64),
         (names.check_object_name, "A"),
-        (names.check_env_name, "A-B"),
-        (names.check_env_name, "TF_CONFIG"),
-        (names.check_env_name, "TRAINER_EVENTS"),
+        (names.check_task_variable, "A-B"),
+        (names.check_task_variable, "TF_CONFIG"),
+        (names.check_task_variable, "TRAINER_EVENTS"),
         (names.check_label_key, "a/b/c"),
         (names.check_label_key, ""),
         (names.check_label_value, "a" * 64),

@@ -7,7 +7,7 @@ import pytest
 
 from launcher.errors import UsageError
 from launcher.spec.loader import load
-from launcher.spec.starter import starter
+from launcher.spec.starter import starter_spec
 from trainer.strategies import TRAINING, Strategy
 from trainer.workloads.catalog import CATALOG
 
@@ -21,7 +21,7 @@ def test_every_starter_validates(strategy: str, workload: str | None, tmp_path: 
     (tmp_path / "my" / "code.py").write_text("class Model: ...")
     (tmp_path / "train.py").touch()
     file = tmp_path / "cluster.yaml"
-    file.write_text(starter("my-run", workload, strategy), encoding="utf-8")
+    file.write_text(starter_spec("my-run", workload, strategy), encoding="utf-8")
     spec = load(file)
     assert (spec.name, spec.strategy) == ("my-run", strategy)
     assert (spec.train.workload if spec.train else None) == workload
@@ -31,7 +31,7 @@ def test_every_starter_validates(strategy: str, workload: str | None, tmp_path: 
 @pytest.mark.parametrize("strategy", TRAINING)
 def test_the_lines_that_are_commented_out_validate_too(strategy: str, tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
-    text = starter("my-run", "mnist", strategy)
+    text = starter_spec("my-run", "mnist", strategy)
     lines = [
         line.replace("# ", "", 1)
         if line.lstrip().startswith(("# evaluator", "# params", "# data", "# check", "# eval", "# tensor", "# limits"))
@@ -47,7 +47,7 @@ def test_the_lines_that_are_commented_out_validate_too(strategy: str, tmp_path: 
 
 @pytest.mark.parametrize("name", ["no", "true", "null"])
 def test_a_name_that_yaml_would_read_as_something_else_stays_a_name(name: str, tmp_path: Path) -> None:
-    (tmp_path / "cluster.yaml").write_text(starter(name, "mnist", "single"), encoding="utf-8")
+    (tmp_path / "cluster.yaml").write_text(starter_spec(name, "mnist", "single"), encoding="utf-8")
     assert load(tmp_path / "cluster.yaml").name == name
 
 
@@ -63,5 +63,5 @@ def test_a_name_that_yaml_would_read_as_something_else_stays_a_name(name: str, t
 )
 def test_invalid_arguments_are_refused(name: str, workload: str, strategy: str, message: str) -> None:
     with pytest.raises(UsageError, match=message) as caught:
-        starter(name, workload, strategy)
+        starter_spec(name, workload, strategy)
     assert caught.value.remedy

@@ -7,27 +7,27 @@ from launcher.spec import syntax
 from launcher.spec.document import Document, Reader, SourceEntry
 from launcher.spec.problems import Path, SourceLocation, path_text, shown
 
-FILE = "--set"
+SOURCE = "--set"
 _EXPECTED = "path=value, such as train.steps=500 or roles.ps={replicas: 2}"
 
 
 def apply(document: Document, text: str, number: int) -> None:
-    """Set one value in the document; `number` counts the overrides from 1 and is the line of their source locations.
+    """Set one value in the document; `number` counts the options from 1 and is the line of their source locations.
 
-    The value is YAML. Missing mappings on its path are created. Raises SpecError when the text is not an override, or
+    The value is YAML. Missing mappings on its path are created. Raises SpecError when the text is not `path=value`, or
     a part of the path is not a mapping.
     """
-    start = SourceLocation(FILE, number, 1)
+    start = SourceLocation(SOURCE, number, 1)
     written, equals, value_text = text.partition("=")
     path: Path = tuple(part.strip() for part in written.split("."))
     if not equals or not all(path):
         raise _error(start, (), f"{shown(text)} sets nothing", _EXPECTED, "write the path of a field, `=`, and its value")
-    node = syntax.parse_value(value_text, FILE, number, column=len(written) + 2)
-    value_location = SourceLocation(FILE, number, len(written) + 2)
+    node = syntax.parse_value(value_text, SOURCE, number, column=len(written) + 2)
+    value_location = SourceLocation(SOURCE, number, len(written) + 2)
     if node is None:
         parsed = Document(None, {path: SourceEntry(start, value_location, "")})
     else:
-        parsed = Reader(FILE, number, len(written) + 2).read(node, path, start)
+        parsed = Reader(SOURCE, number, len(written) + 2).read(node, path, start)
     parent = _mapping_at(document, path[:-1], start)
     _forget(document, path)
     parent[str(path[-1])] = parsed.value
