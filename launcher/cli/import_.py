@@ -14,7 +14,7 @@ from launcher.cli.formats import count
 from launcher.cli.options import Json
 from launcher.errors import SpecError, UsageError
 from launcher.files import write
-from launcher.tfjob.convert import Imported
+from launcher.tfjob.convert import Conversion
 
 EXAMPLES = (
     ("launcher import tfjob.yaml -o cluster.yaml", "writes the spec, and lists how the run will differ"),
@@ -74,7 +74,7 @@ def _check(output: Path, *, force: bool) -> None:
         raise UsageError(f"{output} already exists", "give another file, or --force to overwrite it")
 
 
-def _as_json(imported: Imported, title: str, output: Path | None) -> dict[str, object]:
+def _as_json(imported: Conversion, title: str, output: Path | None) -> dict[str, object]:
     fields: dict[str, object] = {"from": title, "name": imported.name, "strategy": imported.strategy, "tasks": imported.tasks}
     fields["remarks"] = [asdict(remark) for remark in imported.remarks]
     fields["differences"] = {difference.about: difference.message for difference in imported.differences}
@@ -82,8 +82,8 @@ def _as_json(imported: Imported, title: str, output: Path | None) -> dict[str, o
     return fields | ({"text": imported.text} if output is None else {"file": str(output)})
 
 
-def _summary(imported: Imported, title: str, output: Path | None) -> str:
-    from launcher.tfjob.reading import grouped
+def _summary(imported: Conversion, title: str, output: Path | None) -> str:
+    from launcher.tfjob.field_reader import grouped
 
     roles = ", ".join(count(number, role) for role, number in imported.tasks.items())
     action = f"wrote {output}" if output is not None else "imported"

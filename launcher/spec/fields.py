@@ -35,8 +35,11 @@ def _pattern(pattern: str, *examples: str) -> dict[str, Any]:
     return {"pattern": pattern, "examples": list(examples)}
 
 
-_CpuInput = Annotated[float, Field(gt=0, le=1024)] | Annotated[str, Field(pattern=quantities.CPU_PATTERN)]
-Cpu = Annotated[float, Field(le=1024), BeforeValidator(_cpu, json_schema_input_type=_CpuInput)]
+# The most that a role may have; `launcher import` puts larger amounts into overrides, or reduces them.
+MAX_CORES, MAX_GPUS, MAX_RESTARTS = 1024, 64, 1000
+
+_CpuInput = Annotated[float, Field(gt=0, le=MAX_CORES)] | Annotated[str, Field(pattern=quantities.CPU_PATTERN)]
+Cpu = Annotated[float, Field(le=MAX_CORES), BeforeValidator(_cpu, json_schema_input_type=_CpuInput)]
 Memory = Annotated[
     str,
     BeforeValidator(_memory, json_schema_input_type=str),

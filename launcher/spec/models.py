@@ -6,7 +6,7 @@ from pydantic import AfterValidator, BeforeValidator, Field
 
 from launcher.spec import names
 from launcher.spec.containers import Command, Env, Image, InitContainers, Sidecars
-from launcher.spec.fields import Cpu, Duration, Memory, Name, ObjectName, Section
+from launcher.spec.fields import MAX_GPUS, MAX_RESTARTS, Cpu, Duration, Memory, Name, ObjectName, Section
 from launcher.spec.kubernetes import Kubernetes, Volume
 from launcher.spec.notification import Notify
 from launcher.spec.problems import FieldError, shown
@@ -53,7 +53,7 @@ class Role(Section):
         None,
         description="Memory a task gets, such as `4Gi`. No limit when left out, and none for tasks on this machine outside containers.",
     )
-    gpus: int = Field(0, ge=0, le=64, description="GPUs a task gets. If this machine has too few, tasks run without.")
+    gpus: int = Field(0, ge=0, le=MAX_GPUS, description="GPUs a task gets. If this machine has too few, tasks run without.")
     gpu_type: Annotated[str, Field(min_length=1)] | None = Field(
         None, description="On Kubernetes: the kind of GPU, by its product label, such as `NVIDIA-H100-80GB-HBM3`."
     )
@@ -78,7 +78,7 @@ class Role(Section):
         description="When a program is started again: `always` also after exit code 0, `exit_code` only after signals (128 and above). "
         "`always` is not allowed for the role that decides the run's success, nor on Kubernetes for a role without the trainer's parent.",
     )
-    max_restarts: Annotated[int, Field(ge=0, le=1000)] | None = Field(
+    max_restarts: Annotated[int, Field(ge=0, le=MAX_RESTARTS)] | None = Field(
         None, description="Restarts after failures, for each task of the role; `limits.max_restarts` when left out."
     )
 
@@ -146,7 +146,7 @@ class Limits(Section):
     max_restarts: int = Field(
         10,
         ge=0,
-        le=1000,
+        le=MAX_RESTARTS,
         description="Restarts after failures, for each task, before the run fails. Restarts inside a container are counted from zero again when the chief has "
         "saved a newer checkpoint, the evaluator has evaluated one, or another task or a `command` has run for ten minutes. "
         "The count of replaced containers and pods is never reset.",

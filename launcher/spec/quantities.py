@@ -25,7 +25,7 @@ DURATION_PATTERN = rf"^(?:{_NUMBER}(?:ms|s|m|h|d))+$"
 _NUMBER_AND_UNIT = re.compile(rf"({_NUMBER})\s*([A-Za-z]*)\Z")
 _QUANTITY = re.compile(r"([0-9.]+(?:[eE][+-]?\d+)?)([a-zA-Z]*)$")
 _DURATION_PART = re.compile(rf"({_NUMBER})(ms|s|m|h|d)")
-_MAX_SECONDS = 366 * 86400.0
+MAX_SECONDS = 366 * 86400
 
 CPU_EXPECTED = "cores, such as 2, 0.5 or 500m (half a core)"
 MEMORY_EXPECTED = "a size with its unit, such as 512Mi, 4Gi or 4G"
@@ -87,7 +87,7 @@ def parse_duration(value: object) -> float:
     """Return seconds from `"90s"`, `"10m"`, `"1h30m"`, `"1d"`. Raises FieldError (a ValueError) for anything else."""
     if isinstance(value, str) and re.fullmatch(DURATION_PATTERN[1:-1], value):
         seconds = math.fsum(float(number) * _SECONDS[unit] for number, unit in _DURATION_PART.findall(value))
-        if not 0 < seconds <= _MAX_SECONDS:
+        if not 0 < seconds <= MAX_SECONDS:
             raise FieldError(f"{shown(value)} is out of range", "more than 0s and at most 366d", "write a duration in that range")
         return seconds
     if isinstance(value, str) and (match := _NUMBER_AND_UNIT.match(value)):

@@ -1,6 +1,6 @@
 """The effective settings of each role: its own, else the spec's, for image, command, containers, volumes and restarts. Pure."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -46,7 +46,7 @@ def role_has_parent(spec: ClusterSpec, role: Role) -> bool:
 def required_roles(spec: ClusterSpec) -> frozenset[str]:
     """Return the roles that must exit with 0 for a run of a user's own program to succeed."""
     roles = roles_of(spec)
-    return frozenset({"chief" if "chief" in roles else "worker", *({"worker"} & set(roles) if spec.success == "all_workers" else ())})
+    return frozenset({leader_role_name(roles), *({"worker"} & set(roles) if spec.success == "all_workers" else ())})
 
 
 def images_of(spec: ClusterSpec) -> set[str]:
@@ -112,10 +112,15 @@ def has_tensorboard(spec: ClusterSpec) -> bool:
     return spec.tensorboard is not None and storage_of(spec) is not None
 
 
+def leader_role_name(roles: Collection[str]) -> str:
+    """Return the name of the leader's role: the chief's, or that of the first worker in a cluster without a chief."""
+    return "chief" if "chief" in roles else "worker"
+
+
 def leading_role(spec: ClusterSpec) -> Role:
-    """Return the role of the leader: the chief, or the first worker of a cluster without one."""
+    """Return the role of the leader; a Role with the defaults if the spec has neither chief nor worker."""
     roles = roles_of(spec)
-    return roles.get("chief") or roles.get("worker") or Role()
+    return roles.get(leader_role_name(roles)) or Role()
 
 
 def mount_of(spec: ClusterSpec) -> Literal["one", "all"]:

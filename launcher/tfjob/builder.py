@@ -5,14 +5,16 @@ from typing import Any
 
 from launcher.render.kubernetes.objects import TRAINER
 from launcher.spec.problems import Path
-from launcher.tfjob.reading import Reading
+from launcher.spec.role_programs import leader_role_name
+from launcher.tfjob.field_reader import FieldReader
 
 
 @dataclass(frozen=True)
-class Shared:
+class SharedSetting:
     """A setting that goes to `kubernetes` if all roles have the same, else to each role's override.
 
-    `value` is the setting in the spec; `override_key` and `override` are its key and value in a pod template, in the pod or in the container.
+    `value` is the setting in the spec; `override_key` and `override` are its key and value in a pod template, in the pod or in the container. Without
+    `override_key`, `override` is a mapping of several keys.
     """
 
     value: Any
@@ -40,7 +42,7 @@ class RoleBuilder:
     kind: str  # as the TFJob spells it: PS, Worker, Master
     name: str  # as in the spec
     path: Path
-    reading: Reading
+    reader: FieldReader
     replicas: int = 1
     restart_policy: tuple[str, Path] | None = None
     template_restart_policy: tuple[str, Path] | None = None
@@ -54,7 +56,7 @@ class RoleBuilder:
     volumes: list[dict[str, Any]] = field(default_factory=list)
     mounts: list[dict[str, Any]] = field(default_factory=list)
     renamed: dict[str, str] = field(default_factory=dict)  # old -> new names of volumes
-    shared: dict[str, Shared] = field(default_factory=dict)
+    shared: dict[str, SharedSetting] = field(default_factory=dict)
     is_entrypoint: bool = True  # without a command, the image's entrypoint runs
 
     def set(self, key: str, value: Any, source: Path) -> None:
@@ -87,9 +89,9 @@ class RoleBuilder:
 class SpecBuilder:
     """The spec of one TFJob."""
 
-    reading: Reading
+    reader: FieldReader
     spec: dict[str, Any] = field(default_factory=dict)
-    origins: dict[Path, Path] = field(default_factory=dict)
+    sources: dict[Path, Path] = field(default_factory=dict)
     roles: list[RoleBuilder] = field(default_factory=list)
     success: str = "chief"
     is_single_task: bool = False  # one replica in all: TFJob then sets no TF_CONFIG
@@ -100,13 +102,13 @@ class SpecBuilder:
         for part in path[:-1]:
             parent = parent.setdefault(str(part), {})
         parent[str(path[-1])] = value
-        self.origins[path] = source
+        self.sources[path] = source
 
-    def origin(self, path: Path) -> Path:
+    def source_of(self, path: Path) -> Path:
         """Return the field of the TFJob that a path of the spec comes from, or the one nearest to it."""
-        return next((self.origins[path[:length]] for length in range(len(path), 0, -1) if path[:length] in self.origins), ())
+        return next((self.sources[path[:length]] for length in range(len(path), 0, -1) if path[:length] in self.sources), ())
 
     @property
-    def leading_role(self) -> str:
-        """The role of the leader, whose task decides the run's success."""
-        return "chief" if any(role.name == "chief" for role in self.roles) else "worker"
+    def leader_role(self) -> str:
+        """The name of the leader's role, whose task decides the run's success."""
+        return leader_role_name([role.name for role in self.roles])

@@ -6,34 +6,34 @@ from launcher.plan.addresses import PORT
 from launcher.spec import names
 from launcher.spec.problems import FieldError, Path, shown
 from launcher.tfjob import pod_volumes, resources, variables
-from launcher.tfjob.builder import RoleBuilder, Shared
-from launcher.tfjob.reading import LeftOut, Table, read_elsewhere, walk
+from launcher.tfjob.builder import RoleBuilder, SharedSetting
+from launcher.tfjob.field_reader import LeftOut, Table, read_elsewhere, walk
 
 _PORT_NAME = "tfjob-port"  # the port in TF_CONFIG
 _OUR_PORT_NAME = "grpc"
 
 
 def _carry_over(role: RoleBuilder, path: Path) -> None:
-    role.container[str(path[-1])] = role.reading.value(path)
+    role.container[str(path[-1])] = role.reader.value(path)
 
 
 def _image(role: RoleBuilder, path: Path) -> None:
-    image = role.reading.text(path)
+    image = role.reader.string(path)
     if image is None:
         return
     try:
         role.set("image", names.check_image(image), path)
     except FieldError as error:
-        role.reading.add_field_error(path, error)
+        role.reader.add_field_error(path, error)
 
 
 def _pull_policy(role: RoleBuilder, path: Path) -> None:
-    if policy := role.reading.text(path):
-        role.shared["image_pull_policy"] = Shared(policy, "imagePullPolicy", policy, path, of_container=True)
+    if policy := role.reader.string(path):
+        role.shared["image_pull_policy"] = SharedSetting(policy, "imagePullPolicy", policy, path, of_container=True)
 
 
 def _working_dir(role: RoleBuilder, path: Path) -> None:
-    directory = role.reading.text(path)
+    directory = role.reader.string(path)
     if directory and directory.startswith("/"):
         role.set("working_dir", directory, path)
     elif directory:
@@ -42,15 +42,15 @@ def _working_dir(role: RoleBuilder, path: Path) -> None:
 
 def _ports(role: RoleBuilder, path: Path) -> None:
     ports: list[dict[str, Any]] = []
-    for index in range(len(role.reading.items(path))):
+    for index in range(len(role.reader.items(path))):
         below = (*path, index)
-        port = role.reading.mapping(below)
-        number = role.reading.number((*below, "containerPort"), 1)
+        port = role.reader.mapping(below)
+        number = role.reader.integer((*below, "containerPort"), 1)
         if number is None:
             continue
         if port.get("name") == _PORT_NAME and number != PORT:
             message = f"tasks listen on port {PORT}, and TF_CONFIG says so; TFJob had {number} there"
-            role.reading.add_remark(
+            role.reader.add_remark(
                 (*below, "containerPort"), message, "if the program does not take its port from TF_CONFIG, change it to do so"
             )
         if set(port) - {"name", "containerPort", "protocol"} or not (port.get("name") == _PORT_NAME or number == PORT):
@@ -63,9 +63,9 @@ def _ports(role: RoleBuilder, path: Path) -> None:
 
 
 def security(role: RoleBuilder, path: Path) -> dict[str, Any]:
-    """Return a container's security context. It allows privilege escalation, which the launcher forbids by default, to a privileged container."""
-    context = dict(role.reading.mapping(path))
-    capabilities = role.reading.items((*path, "capabilities", "add")) if isinstance(context.get("capabilities"), dict) else []
+    """Return a container's security context. A privileged container may escalate privileges, which the launcher forbids by default."""
+    context = dict(role.reader.mapping(path))
+    capabilities = role.reader.items((*path, "capabilities", "add")) if isinstance(context.get("capabilities"), dict) else []
     if (
         context.get("privileged") is True
         or context.get("allowPrivilegeEscalation") is True
@@ -73,7 +73,7 @@ def security(role: RoleBuilder, path: Path) -> dict[str, Any]:
     ):
         context.setdefault("allowPrivilegeEscalation", True)
         message = "carried over; this container may gain privileges, which the launcher forbids by default"
-        role.reading.add_remark(path, message, "check that the namespace's Pod Security level admits it")
+        role.reader.add_remark(path, message, "check that the namespace's Pod Security level admits it")
     return context
 
 
@@ -81,7 +81,6 @@ def _security(role: RoleBuilder, path: Path) -> None:
     role.container["securityContext"] = security(role, path)
 
 
-_RESTART_POLICY = LeftOut("is for init containers, and left out")
 CONTAINER: Table[RoleBuilder] = {
     "name": read_elsewhere,
     "image": _image,
@@ -95,7 +94,7 @@ CONTAINER: Table[RoleBuilder] = {
     "resources": resources.read,
     "volumeMounts": pod_volumes.read_mounts,
     "securityContext": _security,
-    "restartPolicy": _RESTART_POLICY,
+    "restartPolicy": LeftOut("is for init containers, and is left out"),
     **dict.fromkeys(
         [
             "lifecycle",
@@ -120,15 +119,15 @@ def read(role: RoleBuilder, path: Path) -> None:
     walk(path, CONTAINER, role)
     if "volumeDevices" in role.container:
         role.container["volumeDevices"] = pod_volumes.with_renamed_volumes(role, role.container)["volumeDevices"]
-    if not role.reading.has((*path, "image")):
-        role.reading.add_problem(path, f"the {role.kind} has no image", "the image of its program", "add `image`")
+    if not role.reader.has((*path, "image")):
+        role.reader.add_problem(path, f"the {role.kind} has no image", "the image of its program", "add `image`")
     known = variables.read(role, path)
     _read_command(role, path, known)
 
 
-def _read_command(role: RoleBuilder, path: Path, known: variables.KnownVariables) -> None:
+def _read_command(role: RoleBuilder, path: Path, known: variables.Variables) -> None:
     """Carry over command and args. The first word with a variable that only the cluster knows, and all words after it, go to the override's args."""
-    command, args = role.reading.texts((*path, "command")), role.reading.texts((*path, "args"))
+    command, args = role.reader.strings((*path, "command")), role.reader.strings((*path, "args"))
     words = [((*path, "command", index), word) for index, word in enumerate(command)]
     words += [((*path, "args", index), word) for index, word in enumerate(args)]
     first = next((index for index, (_, word) in enumerate(words) if known.refers_to_deferred(word)), len(words))
@@ -136,16 +135,16 @@ def _read_command(role: RoleBuilder, path: Path, known: variables.KnownVariables
         word_path, word = words[first]
         if command and first == 0:
             message = f"{shown(word)} names the program by a variable whose value only the cluster knows"
-            role.reading.add_problem(word_path, message, "a program", "write its name")
+            role.reader.add_problem(word_path, message, "a program", "write its name")
         first = first if command else 0  # an override replaces the args of an entrypoint as a whole
         role.container["args"] = [known.expanded_except_deferred(text) for _, text in words[first:]]
         message = (
             "Kubernetes replaces its variables, as before: this word and those after it are in `kubernetes.overrides`, for Kubernetes only"
         )
-        role.reading.add_remark(word_path, message, "to run elsewhere, too, let the program or a shell read the variable itself")
+        role.reader.add_remark(word_path, message, "to run elsewhere, too, let the program or a shell read the variable itself")
     expanded = [known.expanded(text) for _, text in words[:first]]
     for word_path, word in words:
-        known.add_remark(role, word_path, word)
+        known.remark_replacements(role, word_path, word)
     role.is_entrypoint = not command
     if command:
         role.set("command", expanded[: len(command)], (*path, "command"))

@@ -11,11 +11,11 @@ from launcher.spec.role_programs import sets_variables
 from launcher.tfjob import documents, finish, job_fields, replica_specs, summary, templates, writing
 from launcher.tfjob.builder import SpecBuilder
 from launcher.tfjob.documents import OtherObject
-from launcher.tfjob.reading import Reading, Remark
+from launcher.tfjob.field_reader import FieldReader, Remark
 
 
 @dataclass(frozen=True)
-class Imported:
+class Conversion:
     """The spec converted from a TFJob, with the remarks and the differences between both."""
 
     name: str
@@ -28,50 +28,44 @@ class Imported:
     has_env: bool  # whether the text has values of variables, which may be passwords
 
 
-def convert(data: bytes, file: str, *, name: str | None = None, directory: Path, output: str) -> Imported:
+def convert(data: bytes, file: str, *, name: str | None = None, directory: Path, output: str) -> Conversion:
     """Return the spec of the TFJob in a file; `name` chooses one of several. `output` is the name of the spec, which will be in `directory`.
 
     Raises SpecError with every problem if there is no TFJob, or it cannot be converted.
     """
     contents = documents.read(data, file)
     document = _select_job(contents.jobs, file, name)
-    builder = SpecBuilder(Reading(document))
+    builder = SpecBuilder(FieldReader(document))
     for finding in templates.in_values(document):
-        builder.reading.problems.append(document.problem(finding))
+        builder.reader.problems.append(document.problem(finding))
     for path in templates.in_words(document):
-        builder.reading.add_remark(path, "`{{` or `{%` is carried over as it is", "if the file is a template, render it first")
+        builder.reader.add_remark(path, "`{{` or `{%` is carried over as it is", "if the file is a template, render it first")
     job_fields.read(builder)
     replica_specs.read(builder)
-    _raise_for(builder.reading.problems)
+    _raise_for(builder.reader.problems)
     finish.finish(builder)
     differences = summary.differences(builder)
     text = writing.spec_text(builder, file, differences)
     _check(builder, text, output, directory)
-    return Imported(
+    return Conversion(
         name=builder.spec["name"],
         strategy=builder.spec["strategy"],
         tasks={role.name: role.replicas for role in builder.roles},
         text=text,
-        remarks=sorted(builder.reading.remarks, key=lambda remark: remark.line),
+        remarks=sorted(builder.reader.remarks, key=lambda remark: remark.line),
         differences=differences,
         others=contents.others,
         has_env=sets_variables(builder.spec),
     )
 
 
-def _name(document: Document) -> str:
-    metadata = document.value.get("metadata")
-    fields = metadata if isinstance(metadata, dict) else {}
-    return str(fields.get("name") or fields.get("generateName") or "")
-
-
-def _select_job(jobs: list[Document], file: str, name: str | None) -> Document:
+def _select_job(jobs: list[tuple[str, Document]], file: str, name: str | None) -> Document:
     """Return the only TFJob, or the one with this name. Raises SpecError."""
-    by_name = {_name(job): job for job in jobs}
-    matches = [job for job in jobs if name in {None, _name(job)}]
+    by_name = dict(jobs)
+    matches = [job for job_name, job in jobs if name in {None, job_name}]
     if len(matches) == 1:
         return matches[0]
-    location = (matches or jobs)[-1].location(())
+    location = (matches[-1] if matches else jobs[-1][1]).location(())
     message = f"there are {len(matches)} TFJobs in the file" if matches else f"there is no TFJob called {name} in the file"
     if len(by_name) > 1 or not matches:
         problem = Problem(
@@ -92,9 +86,9 @@ def _raise_for(problems: list[Problem]) -> None:
 
 def _check(builder: SpecBuilder, text: str, output: str, directory: Path) -> None:
     """Raise SpecError if the spec is not valid, with the locations of the TFJob's fields."""
-    reading = builder.reading
+    reader = builder.reader
     for finding, problem in loader.problems_of(text, output, directory):
-        origin = builder.origin(finding.path)
+        source = builder.source_of(finding.path)
         remedy = f"change it in the TFJob, or afterwards in the spec: {problem.remedy}"
-        reading.add_problem(origin, f"`{problem.path}` in the spec: {problem.message}", problem.expected, remedy)
-    _raise_for(reading.problems)
+        reader.add_problem(source, f"`{problem.path}` in the spec: {problem.message}", problem.expected, remedy)
+    _raise_for(reader.problems)

@@ -1,4 +1,4 @@
-"""Reads the TFJobs of a file with their source locations. It may have several documents, lists, and other objects."""
+"""Reads the TFJobs of a file, which may have several documents, Lists and other objects, with their source locations."""
 
 import re
 from dataclasses import dataclass, replace
@@ -13,7 +13,7 @@ from launcher.spec.problems import all_of, shown
 from launcher.tfjob import templates
 
 VERSIONS = ("kubeflow.org/v1", "kubeflow.org/v1beta2", "kubeflow.org/v1beta1")
-SUBJECT = "the TFJob"  # in which a SpecError's problems are
+SUBJECT = "the TFJob"  # what `SpecError` says the problems are in
 _EXPECTED = "a TFJob: apiVersion kubeflow.org/v1, v1beta2 or v1beta1, kind TFJob"
 _INT, _STR = "tag:yaml.org,2002:int", "tag:yaml.org,2002:str"
 # Kubernetes reads 0400, a file mode, as an octal number.
@@ -33,7 +33,7 @@ class OtherObject:
 class Contents:
     """The objects of a file."""
 
-    jobs: list[Document]
+    jobs: list[tuple[str, Document]]  # with their names
     others: list[OtherObject]
 
 
@@ -45,7 +45,7 @@ def read(data: bytes, file: str) -> Contents:
     except SpecError as error:
         problems = [replace(problem, expected=problem.expected and _EXPECTED) for problem in error.problems]
         raise SpecError(templates.in_text(text, file, []) or problems, SUBJECT) from None
-    jobs: list[Document] = []
+    jobs: list[tuple[str, Document]] = []
     others: list[OtherObject] = []
     if problems := templates.in_text(text, file, nodes):
         raise SpecError(problems, SUBJECT)
@@ -53,7 +53,7 @@ def read(data: bytes, file: str) -> Contents:
         kind, version = _scalar(node, "kind"), _scalar(node, "apiVersion")
         if kind == "TFJob" and version in VERSIONS:
             _convert_octal(node, set())
-            jobs.append(Reader(file).read(node))
+            jobs.append((_name(node), Reader(file).read(node)))
         elif kind == "TFJob":
             message = f"{shown(version)} is not a supported version of TFJob" if version else "the TFJob has no apiVersion"
             faulty = _child(node, "apiVersion") or node

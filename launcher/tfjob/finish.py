@@ -1,11 +1,11 @@
-"""The last steps, for all roles: settings that all roles share move to the top of the spec, and those without a field into overrides."""
+"""The last steps, for all roles: settings that all roles share move to the top of the spec, settings that no field has go into overrides."""
 
 from typing import Any
 
 from launcher.render.kubernetes.objects import TRAINER
 from launcher.tfjob import pod_volumes
-from launcher.tfjob.builder import RoleBuilder, Shared, SpecBuilder
-from launcher.tfjob.pod_containers import MAIN
+from launcher.tfjob.builder import RoleBuilder, SharedSetting, SpecBuilder
+from launcher.tfjob.pod_containers import TENSORFLOW
 
 # Fields of roles that the spec may also have at its top, for all roles.
 _COMMON_FIELDS = ("image", "command", "init_containers", "sidecars")
@@ -17,7 +17,7 @@ def finish(builder: SpecBuilder) -> None:
     builder.set(("version",), 1, ())
     builder.set(("security",), "image", ())
     pod_volumes.move_to_spec(builder)
-    _share(builder)
+    _move_shared_settings(builder)
     if builder.is_single_task:
         builder.roles[0].container.setdefault("env", []).append(_NO_TF_CONFIG)
     _write_extra_containers(builder)
@@ -29,8 +29,8 @@ def finish(builder: SpecBuilder) -> None:
         replicas = {"replicas": role.replicas} if role.replicas > 1 else {}
         builder.set(("roles", role.name), {**replicas, **role.fields}, role.path)
         for key, source in role.sources.items():
-            builder.origins["roles", role.name, key] = source
-        builder.origins["roles", role.name, "replicas"] = (*role.path, "replicas")
+            builder.sources["roles", role.name, key] = source
+        builder.sources["roles", role.name, "replicas"] = (*role.path, "replicas")
     builder.spec = _with_renamed_container(builder.spec)
 
 
@@ -42,12 +42,12 @@ def _with_renamed_container(value: Any) -> Any:
         return value
     renamed = {key: _with_renamed_container(item) for key, item in value.items()}
     reference = renamed.get("resourceFieldRef")
-    if isinstance(reference, dict) and reference.get("containerName") == MAIN:
+    if isinstance(reference, dict) and reference.get("containerName") == TENSORFLOW:
         renamed["resourceFieldRef"] = {**reference, "containerName": TRAINER}
     return renamed
 
 
-def _share(builder: SpecBuilder) -> None:
+def _move_shared_settings(builder: SpecBuilder) -> None:
     """Write settings that all roles share into `kubernetes`, and others into overrides."""
     for key in dict.fromkeys(key for role in builder.roles for key in role.shared):
         settings = [role.shared.get(key) for role in builder.roles]
@@ -61,7 +61,7 @@ def _share(builder: SpecBuilder) -> None:
 
 
 def _write_extra_containers(builder: SpecBuilder) -> None:
-    """Write init containers and sidecars into their roles; an override keeps the spec's `image_pull_policy` from them."""
+    """Write init containers and sidecars into their roles; with a shared `image_pull_policy`, which is the task's, an override takes it from them."""
     for role in builder.roles:
         for kind in dict.fromkeys(container.kind for container in role.extra_containers):
             containers = [container for container in role.extra_containers if container.kind == kind]
@@ -71,7 +71,7 @@ def _write_extra_containers(builder: SpecBuilder) -> None:
                 container.override.setdefault("imagePullPolicy", None)
 
 
-def _override(role: RoleBuilder, shared: Shared) -> None:
+def _override(role: RoleBuilder, shared: SharedSetting) -> None:
     target = role.container if shared.of_container else role.pod
     target |= {shared.override_key: shared.override} if shared.override_key else shared.override
 

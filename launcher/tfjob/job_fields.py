@@ -2,53 +2,50 @@
 
 from launcher.render.kubernetes.objects import QUEUE_LABEL
 from launcher.spec import names
+from launcher.spec.fields import MAX_RESTARTS
 from launcher.spec.models import Limits
 from launcher.spec.problems import Path, shown
-from launcher.spec.quantities import parse_duration
+from launcher.spec.quantities import MAX_SECONDS, parse_duration
 from launcher.tfjob.builder import SpecBuilder
-from launcher.tfjob.reading import LeftOut, Table, read_elsewhere, section, walk
+from launcher.tfjob.field_reader import LeftOut, Table, read_elsewhere, section, walk
 
-_MAX_SECONDS = 366 * 86400
-_MAX_RESTARTS = 1000
 _LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
-_SET_BY_CLUSTER = LeftOut("added by the cluster, and left out")
+_SET_BY_CLUSTER = LeftOut("is set by the cluster, and is left out")
 
 
 def _name(builder: SpecBuilder, path: Path) -> None:
-    original = builder.reading.text(path)
+    original = builder.reader.string(path)
     if original is None:
         return
     is_prefix = path[-1] == "generateName"
-    if is_prefix and builder.reading.value((*path[:-1], "name")) is not None:
+    if is_prefix and builder.reader.value((*path[:-1], "name")) is not None:
         return  # Kubernetes takes the name
     name = names.as_label(original)[: names.MAX_NAME_LENGTH].rstrip("-")
     builder.set(("name",), name, path)
     if is_prefix:
         message = f"the run is called {name}: a spec has a fixed name, and only one run of a name exists at a time"
-        builder.reading.add_remark(path, message, "for several at once: `--set name=...`, or `up --fresh` for one after the other")
+        builder.reader.add_remark(path, message, "for several at once: `--set name=...`, or `up --fresh` for one after the other")
     elif name != original:
         message = f"{shown(original)} is not a valid name of a run: it is replaced by {name}"
-        builder.reading.add_remark(
-            path, message, f"choose another of at most {names.MAX_NAME_LENGTH} lower-case letters, digits and dashes"
-        )
+        builder.reader.add_remark(path, message, f"choose another of at most {names.MAX_NAME_LENGTH} lower-case letters, digits and dashes")
 
 
 def _namespace(builder: SpecBuilder, path: Path) -> None:
-    namespace = builder.reading.text(path)
+    namespace = builder.reader.string(path)
     if namespace is not None:
         builder.set(("kubernetes", "namespace"), namespace, path)
 
 
 def _labels(builder: SpecBuilder, path: Path) -> None:
-    for key, value in builder.reading.labels(path).items():
+    for key, value in builder.reader.labels(path).items():
         spec_path = ("kubernetes", "queue") if key == QUEUE_LABEL else ("kubernetes", "labels", key)
         builder.set(spec_path, value, (*path, key))
 
 
 def _annotations(builder: SpecBuilder, path: Path) -> None:
-    for key, value in builder.reading.labels(path).items():
+    for key, value in builder.reader.labels(path).items():
         if key == _LAST_APPLIED:
-            builder.reading.add_remark((*path, key), _SET_BY_CLUSTER.why)
+            builder.reader.add_remark((*path, key), _SET_BY_CLUSTER.message)
         else:
             builder.set(("kubernetes", "annotations", key), value, (*path, key))
 
@@ -59,15 +56,15 @@ METADATA: Table[SpecBuilder] = {
     "namespace": _namespace,
     "labels": _labels,
     "annotations": _annotations,
-    "finalizers": LeftOut("belongs to the TFJob as an object, and left out"),
-    "ownerReferences": LeftOut("belongs to the TFJob as an object, and left out", "let its owner start the run by `launcher up`"),
+    "finalizers": LeftOut("belongs to the TFJob as an object, and is left out"),
+    "ownerReferences": LeftOut("belongs to the TFJob as an object, and is left out", "let its owner start the run by `launcher up`"),
     **dict.fromkeys(("uid", "resourceVersion", "generation", "selfLink", "clusterName", "managedFields"), _SET_BY_CLUSTER),
     **dict.fromkeys(("creationTimestamp", "deletionTimestamp", "deletionGracePeriodSeconds"), _SET_BY_CLUSTER),
 }
 
 
 def _clean_pod_policy(builder: SpecBuilder, path: Path) -> None:
-    policy = builder.reading.text(path)
+    policy = builder.reader.string(path)
     outcomes = {
         "All": "at the end all tasks end; finished Jobs and pods stay, so that their logs can be read",
         "Running": "at the end the tasks that still run end, as here; finished Jobs and pods stay",
@@ -78,30 +75,30 @@ def _clean_pod_policy(builder: SpecBuilder, path: Path) -> None:
     if policy is None:
         return
     if policy not in outcomes:
-        builder.reading.add_problem(path, f"{shown(policy)} is not a cleanPodPolicy", "All, Running or None", "write one of them")
+        builder.reader.add_problem(path, f"{shown(policy)} is not a cleanPodPolicy", "All, Running or None", "write one of them")
         return
     remedy = "`launcher down NAME` removes them; `kubernetes.ttl` does after a time" if policy in {"All", "Running"} else ""
-    builder.reading.add_remark(path, outcomes[policy], remedy)
+    builder.reader.add_remark(path, outcomes[policy], remedy)
 
 
 def _ttl(builder: SpecBuilder, path: Path) -> None:
-    seconds = builder.reading.number(path, 0)
+    seconds = builder.reader.integer(path, 0)
     if seconds is None:
         return
-    limited = min(max(seconds, 1), _MAX_SECONDS)
+    limited = min(max(seconds, 1), MAX_SECONDS)
     builder.set(("kubernetes", "ttl"), f"{limited}s", path)
     if limited != seconds:
-        builder.reading.add_remark(path, f"{seconds} seconds become {limited}: a spec takes 1s to 366d")
+        builder.reader.add_remark(path, f"{seconds} seconds become {limited}: `ttl` is from 1s to 366d here")
 
 
 def _deadline(builder: SpecBuilder, path: Path) -> None:
-    seconds = builder.reading.number(path, 1)
+    seconds = builder.reader.integer(path, 1)
     if seconds is None:
         return
-    limited = min(seconds, _MAX_SECONDS)
+    limited = min(seconds, MAX_SECONDS)
     builder.set(("limits", "deadline"), f"{limited}s", path)
     if limited != seconds:
-        builder.reading.add_remark(
+        builder.reader.add_remark(
             path, f"{seconds} seconds become {limited}: a spec takes at most 366d", "remove `limits.deadline`, for no limit"
         )
     if limited < parse_duration(Limits().start_timeout):
@@ -109,40 +106,40 @@ def _deadline(builder: SpecBuilder, path: Path) -> None:
 
 
 def _backoff_limit(builder: SpecBuilder, path: Path) -> None:
-    restarts = builder.reading.number(path, 0)
+    restarts = builder.reader.integer(path, 0)
     if restarts is None:
         return
-    builder.set(("limits", "max_restarts"), min(restarts, _MAX_RESTARTS), path)
+    builder.set(("limits", "max_restarts"), min(restarts, MAX_RESTARTS), path)
     message = "`limits.max_restarts` is counted for each task, and begins again after ten minutes of running; TFJob counted the restarts of all tasks"
-    builder.reading.add_remark(path, message)
+    builder.reader.add_remark(path, message)
 
 
 def _suspend(builder: SpecBuilder, path: Path) -> None:
-    if builder.reading.flag(path):
-        builder.reading.add_remark(path, "the run starts with `launcher up`, not before", "run that when the TFJob was to be resumed")
+    if builder.reader.boolean(path):
+        builder.reader.add_remark(path, "the run starts with `launcher up`, not before", "run that when the TFJob was to be resumed")
 
 
 def _success_policy(builder: SpecBuilder, path: Path) -> None:
-    policy = builder.reading.text(path)
+    policy = builder.reader.string(path)
     if policy == "AllWorkers":
         builder.success = "all_workers"
         builder.set(("success",), "all_workers", path)
     elif policy not in {None, "", "Default"}:
-        builder.reading.add_problem(
+        builder.reader.add_problem(
             path, f"{shown(policy)} is not a successPolicy", "AllWorkers, or nothing", "write AllWorkers, or remove it"
         )
 
 
 def _scheduling_queue(builder: SpecBuilder, path: Path) -> None:
-    queue = builder.reading.text(path)
-    message = f"the queue {queue} is for the scheduler Volcano, and left out"
-    builder.reading.add_remark(path, message, "with Kueue in the cluster, name its queue in `kubernetes.queue`")
+    queue = builder.reader.string(path)
+    message = f"the queue {queue} is for the scheduler Volcano, and is left out"
+    builder.reader.add_remark(path, message, "with Kueue in the cluster, name its queue in `kubernetes.queue`")
 
 
 def _scheduling_priority(builder: SpecBuilder, path: Path) -> None:
-    name = builder.reading.text(path)
-    message = f"{name} was the priority of Volcano's group of pods, and left out"
-    builder.reading.add_remark(path, message, f"`kubernetes: {{priority_class: {name}}}` gives the pods that priority, if the class exists")
+    name = builder.reader.string(path)
+    message = f"{name} was the priority of Volcano's group of pods, and is left out"
+    builder.reader.add_remark(path, message, f"`kubernetes: {{priority_class: {name}}}` gives the pods that priority, if the class exists")
 
 
 _GANG = "the scheduler does not start the pods as a group: left out"
@@ -168,17 +165,17 @@ POLICIES: Table[SpecBuilder] = {
 
 
 def _run_policy(builder: SpecBuilder, path: Path) -> None:
-    for key in builder.reading.mapping(path):
-        if key in POLICIES and builder.reading.value((*path[:-1], key)) is not None:
+    for key in builder.reader.mapping(path):
+        if key in POLICIES and builder.reader.value((*path[:-1], key)) is not None:
             message = f"`{key}` is set here and in `spec`, its older place"
-            builder.reading.add_problem((*path, key), message, "one of the two", "remove the wrong one")
+            builder.reader.add_problem((*path, key), message, "one of the two", "remove the wrong one")
     walk(path, POLICIES, builder)
 
 
 def _dynamic_workers(builder: SpecBuilder, path: Path) -> None:
-    if builder.reading.flag(path):
+    if builder.reader.boolean(path):
         message = "the number of workers is fixed while a run lasts, and every task knows all others: left out"
-        builder.reading.add_remark(path, message, "stop the run, change `roles.worker.replicas`, and start it again")
+        builder.reader.add_remark(path, message, "stop the run, change `roles.worker.replicas`, and start it again")
 
 
 SPEC: Table[SpecBuilder] = {
@@ -202,5 +199,5 @@ JOB: Table[SpecBuilder] = {
 def read(builder: SpecBuilder) -> None:
     """Carry over the fields other than the replicas."""
     walk((), JOB, builder)
-    if not any(builder.reading.has(("metadata", key)) for key in ("name", "generateName")):
-        builder.reading.add_problem(("metadata",), "the TFJob has no name", "metadata.name", "add one, such as `name: my-job`")
+    if not any(builder.reader.has(("metadata", key)) for key in ("name", "generateName")):
+        builder.reader.add_problem(("metadata",), "the TFJob has no name", "metadata.name", "add one, such as `name: my-job`")

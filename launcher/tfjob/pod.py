@@ -2,67 +2,66 @@
 
 from pydantic import ValidationError
 
+from launcher.plan.addresses import ENDING_PORT, PORT
 from launcher.render.kubernetes.objects import TRAINER
 from launcher.spec.kubernetes import Toleration
 from launcher.spec.problems import Path, shown
 from launcher.tfjob import container, pod_containers, pod_volumes
-from launcher.tfjob.builder import RoleBuilder, Shared
-from launcher.tfjob.pod_containers import MAIN
-from launcher.tfjob.reading import LeftOut, Table, read_elsewhere, section, walk
+from launcher.tfjob.builder import RoleBuilder, SharedSetting
+from launcher.tfjob.field_reader import LeftOut, Table, read_elsewhere, section, walk
+from launcher.tfjob.pod_containers import TENSORFLOW
 
 _POD_POLICIES = {"Always", "OnFailure", "Never"}
 
 
 def _carry_over(role: RoleBuilder, path: Path) -> None:
-    role.pod[str(path[-1])] = role.reading.value(path)
+    role.pod[str(path[-1])] = role.reader.value(path)
 
 
 def _host_network(role: RoleBuilder, path: Path) -> None:
     _carry_over(role, path)
-    if role.reading.flag(path):
-        message = (
-            "carried over; every task listens on port 2222 of its node, and a program's parent on 2224, so two tasks cannot share a node"
-        )
-        role.reading.add_remark(path, message, "separate tasks by affinity, and check NetworkPolicies: they do not apply to such pods")
+    if role.reader.boolean(path):
+        message = f"carried over; every task listens on port {PORT} of its node, and a program's parent on {ENDING_PORT}, so two tasks cannot share a node"
+        role.reader.add_remark(path, message, "separate tasks by affinity, and check NetworkPolicies: they do not apply to such pods")
 
 
 def _scheduler(role: RoleBuilder, path: Path) -> None:
     _carry_over(role, path)
-    role.reading.add_remark(path, "carried over; the cluster must have this scheduler, and it starts the pods one by one")
+    role.reader.add_remark(path, "carried over; the cluster must have this scheduler, and it starts the pods one by one")
 
 
 def _service_account(role: RoleBuilder, path: Path) -> None:
-    name = role.reading.text(path)
+    name = role.reader.string(path)
     if not name:
         return
     role.pod["serviceAccountName"] = name
-    # A pod of ours has no token unless it asks for it.
+    # The launcher's pods get no token by default.
     role.pod.setdefault("automountServiceAccountToken", True)
 
 
 def _restart_policy(role: RoleBuilder, path: Path) -> None:
-    policy = role.reading.text(path)
+    policy = role.reader.string(path)
     if policy in _POD_POLICIES:
         role.template_restart_policy = policy, path
     elif policy:
-        role.reading.add_problem(path, f"{shown(policy)} is not a pod's restartPolicy", "Always, OnFailure or Never", "write one of them")
+        role.reader.add_problem(path, f"{shown(policy)} is not a pod's restartPolicy", "Always, OnFailure or Never", "write one of them")
 
 
 def _grace(role: RoleBuilder, path: Path) -> None:
-    seconds = role.reading.number(path, 0)
+    seconds = role.reader.integer(path, 0)
     if seconds is not None:
         role.grace_period = seconds, path
 
 
 def _node_selector(role: RoleBuilder, path: Path) -> None:
-    selector = role.reading.mapping(path)
-    labels = {key: role.reading.text((*path, key)) for key in selector}
+    selector = role.reader.mapping(path)
+    labels = {key: role.reader.string((*path, key)) for key in selector}
     if selector:
-        role.shared["node_selector"] = Shared(labels, "nodeSelector", selector, path)
+        role.shared["node_selector"] = SharedSetting(labels, "nodeSelector", selector, path)
 
 
 def _tolerations(role: RoleBuilder, path: Path) -> None:
-    tolerations = role.reading.items(path)
+    tolerations = role.reader.items(path)
     if not tolerations:
         return
     try:
@@ -71,30 +70,34 @@ def _tolerations(role: RoleBuilder, path: Path) -> None:
     except ValidationError:
         role.pod["tolerations"] = tolerations
     else:
-        role.shared["tolerations"] = Shared(tolerations, "tolerations", tolerations, path)
+        role.shared["tolerations"] = SharedSetting(tolerations, "tolerations", tolerations, path)
 
 
 def _pull_secrets(role: RoleBuilder, path: Path) -> None:
-    names = [role.reading.name((*path, index)) for index in range(len(role.reading.items(path)))]
+    names = [role.reader.name((*path, index)) for index in range(len(role.reader.items(path)))]
     secrets = [name for name in names if name is not None]
     if secrets:
-        role.shared["image_pull_secrets"] = Shared(secrets, "imagePullSecrets", [{"name": name} for name in secrets], path)
+        role.shared["image_pull_secrets"] = SharedSetting(secrets, "imagePullSecrets", [{"name": name} for name in secrets], path)
 
 
 def _priority_class(role: RoleBuilder, path: Path) -> None:
-    if name := role.reading.text(path):
-        role.shared["priority_class"] = Shared(name, "priorityClassName", name, path)
+    if name := role.reader.string(path):
+        role.shared["priority_class"] = SharedSetting(name, "priorityClassName", name, path)
 
 
 def _containers(role: RoleBuilder, path: Path) -> None:
-    names = {index: role.reading.name((*path, index)) for index in range(len(role.reading.items(path)))}
-    mains = [index for index, name in names.items() if name == MAIN]
+    names = {index: role.reader.name((*path, index)) for index in range(len(role.reader.items(path)))}
+    mains = [index for index, name in names.items() if name == TENSORFLOW]
     if len(mains) != 1:
         names_text = ", ".join(str(name) for name in names.values()) or "none"
         message = (
-            f"the {role.kind} has no container called {MAIN}; it has {names_text}" if not mains else f"two containers are called {MAIN}"
+            f"the {role.kind} has no container called {TENSORFLOW}; it has {names_text}"
+            if not mains
+            else f"two containers are called {TENSORFLOW}"
         )
-        role.reading.add_problem(path, message, f"one container called {MAIN}, as TFJob asks for", f"call the one with the program {MAIN}")
+        role.reader.add_problem(
+            path, message, f"one container called {TENSORFLOW}, as TFJob asks for", f"call the one with the program {TENSORFLOW}"
+        )
     for index in names:
         below = (*path, index)
         if index in mains:
@@ -103,13 +106,9 @@ def _containers(role: RoleBuilder, path: Path) -> None:
             pod_containers.read_sidecar(role, below)
 
 
-def _volumes(role: RoleBuilder, path: Path) -> None:
-    pod_volumes.read(role, path)
-
-
 _ADDRESS_FIELD = LeftOut("would change the pod's address in the cluster: left out", "read addresses from TF_CONFIG")
 POD: Table[RoleBuilder] = {
-    "volumes": _volumes,
+    "volumes": read_elsewhere,
     "containers": _containers,
     "initContainers": pod_containers.read_init_containers,
     "restartPolicy": _restart_policy,
@@ -125,7 +124,7 @@ POD: Table[RoleBuilder] = {
     "hostname": _ADDRESS_FIELD,
     "subdomain": _ADDRESS_FIELD,
     "setHostnameAsFQDN": _ADDRESS_FIELD,
-    "priority": LeftOut("follows from the priority class, and left out", "name the class: `kubernetes.priority_class`"),
+    "priority": LeftOut("follows from the priority class, and is left out", "name the class: `kubernetes.priority_class`"),
     **dict.fromkeys(
         [
             "activeDeadlineSeconds",
@@ -160,36 +159,35 @@ POD: Table[RoleBuilder] = {
 _POD_GROUP_PREFIXES = ("scheduling.k8s.io/", "scheduling.volcano.sh/")
 # An annotation about the task's container by its name, as key or as value -> the same with its new name.
 _APPARMOR = "container.apparmor.security.beta.kubernetes.io"
-_CONTAINER_KEYS = {f"{_APPARMOR}/{MAIN}": f"{_APPARMOR}/{TRAINER}"}
+_CONTAINER_KEYS = {f"{_APPARMOR}/{TENSORFLOW}": f"{_APPARMOR}/{TRAINER}"}
 _CONTAINER_VALUES = ("kubectl.kubernetes.io/default-container", "kubectl.kubernetes.io/default-logs-container")
 
 
 def _labels(role: RoleBuilder, path: Path) -> None:
-    labels = role.reading.labels(path)
+    labels = role.reader.labels(path)
     for key in labels:
         if key.startswith(_POD_GROUP_PREFIXES):
             message = "carried over; the PodGroup that it names must exist, and TFJob's operator does not create it any more"
-            role.reading.add_remark((*path, key), message, "create the PodGroup, or remove this and schedulerName from the override")
+            role.reader.add_remark((*path, key), message, "create the PodGroup, or remove this and schedulerName from the override")
     if labels:
         role.metadata[str(path[-1])] = {
-            _CONTAINER_KEYS.get(key, key): TRAINER if key in _CONTAINER_VALUES and value == MAIN else value for key, value in labels.items()
+            _CONTAINER_KEYS.get(key, key): TRAINER if key in _CONTAINER_VALUES and value == TENSORFLOW else value
+            for key, value in labels.items()
         }
 
 
-_OF_THE_JOB = ("name", "generateName", "namespace", "creationTimestamp", "finalizers", "ownerReferences")
+_OBJECT_METADATA = ("name", "generateName", "namespace", "creationTimestamp", "finalizers", "ownerReferences")
 METADATA: Table[RoleBuilder] = {
     "labels": _labels,
     "annotations": _labels,
-    **dict.fromkeys(_OF_THE_JOB, LeftOut("means nothing in a pod template, and is left out")),
+    **dict.fromkeys(_OBJECT_METADATA, LeftOut("means nothing in a pod template, and is left out")),
 }
 
 
 def _spec(role: RoleBuilder, path: Path) -> None:
     # Volumes first: containers refer to them.
-    fields = role.reading.mapping(path)
-    if "volumes" in fields:
-        _volumes(role, (*path, "volumes"))
-    walk(path, {**POD, "volumes": read_elsewhere}, role)
+    pod_volumes.read(role, (*path, "volumes"))
+    walk(path, POD, role)
 
 
 TEMPLATE: Table[RoleBuilder] = {"metadata": section(METADATA), "spec": _spec}

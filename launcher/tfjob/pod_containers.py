@@ -1,4 +1,4 @@
-"""Reads init containers and sidecars: into fields of the role if it has them, else into an override of the container."""
+"""Reads init containers and sidecars: into fields of the role if it has them, else into an override of that container."""
 
 from typing import Any
 
@@ -9,8 +9,8 @@ from launcher.tfjob import pod_volumes, resources, variables
 from launcher.tfjob.builder import ExtraContainer, RoleBuilder
 from launcher.tfjob.container import security
 
-MAIN = "tensorflow"  # the name of TFJob's main container
-# The fields of a container that are read here; all others go into the override unchanged.
+TENSORFLOW = "tensorflow"  # the name of TFJob's main container
+# The fields of a container that are read here; all others go into the override, with renamed volumes.
 _FIELDS_READ = frozenset(
     {"name", "image", "command", "args", "env", "workingDir", "resources", "volumeMounts", "securityContext", "restartPolicy"}
 )
@@ -18,11 +18,11 @@ _FIELDS_READ = frozenset(
 
 def read_init_containers(role: RoleBuilder, path: Path) -> None:
     """Carry over the pod's init containers; one with restartPolicy Always is a sidecar."""
-    for index, container in enumerate(role.reading.items(path)):
+    for index, container in enumerate(role.reader.items(path)):
         is_sidecar = isinstance(container, dict) and container.get("restartPolicy") == "Always"
         _read(role, (*path, index), "sidecars" if is_sidecar else "init_containers")
-        if is_sidecar and index + 1 < len(role.reading.items(path)):
-            role.reading.add_remark((*path, index), "is one of `sidecars`, which start after all init containers")
+        if is_sidecar and index + 1 < len(role.reader.items(path)):
+            role.reader.add_remark((*path, index), "is one of `sidecars`, which start after all init containers")
 
 
 def read_sidecar(role: RoleBuilder, path: Path) -> None:
@@ -30,33 +30,33 @@ def read_sidecar(role: RoleBuilder, path: Path) -> None:
     _read(role, path, "sidecars")
     message = "is one of `sidecars`: it ends with the task, and starts again if it ends before; this needs Kubernetes 1.29 or newer"
     remedy = "let it do its work after the task's end on SIGTERM, within `limits.grace_period`"
-    role.reading.add_remark(path, message, remedy)
+    role.reader.add_remark(path, message, remedy)
 
 
 def _read(role: RoleBuilder, path: Path, kind: str) -> None:
-    reading = role.reading
-    name = reading.name(path)
-    if name == TRAINER or (name == MAIN and path[-2] == "initContainers"):
-        reading.add_problem((*path, "name"), f"the name {name} is taken by the task's container", "another name", "rename it")
+    reader = role.reader
+    name = reader.name(path)
+    if name == TRAINER or (name == TENSORFLOW and path[-2] == "initContainers"):
+        reader.add_problem((*path, "name"), f"the name {name} is taken by the task's container", "another name", "rename it")
         return
     if name is None:
         return
-    container = pod_volumes.with_renamed_volumes(role, reading.mapping(path))
-    image = reading.text((*path, "image"))
+    container = pod_volumes.with_renamed_volumes(role, reader.mapping(path))
+    image = reader.string((*path, "image"))
     if image is None:
-        reading.add_problem(path, f"the container {name} has no image", "an image", "add `image`")
+        reader.add_problem(path, f"the container {name} has no image", "an image", "add `image`")
         return
     try:
         names.check_image(image)
         names.check_container_name(name)
     except FieldError as error:
-        reading.add_field_error(path, error)
+        reader.add_field_error(path, error)
         return
     extra = ExtraContainer(
         kind, path, {"name": name, "image": image}, {key: value for key, value in container.items() if key not in _FIELDS_READ}
     )
     for key in ("command", "args", "env", "volumeMounts"):
-        reading.items((*path, key))  # refuses a value that is not a list
+        reader.items((*path, key))  # refuses a value that is not a list
     _command(role, extra, container, _variables(role, extra, container))
     if "securityContext" in container:
         extra.override["securityContext"] = security(role, (*path, "securityContext"))
@@ -82,7 +82,7 @@ def _variables(role: RoleBuilder, extra: ExtraContainer, container: dict[str, An
             extra.override["env"] = entries
             return None
         name, value = variable
-        variables.KnownVariables(values).add_remark(role, (*extra.path, "env", index, "value"), str(entry.get("value")))
+        variables.Variables(values).remark_replacements(role, (*extra.path, "env", index, "value"), str(entry.get("value")))
         fields[name] = value
         if isinstance(value, str):
             values[name] = value
@@ -112,11 +112,11 @@ def _command(role: RoleBuilder, extra: ExtraContainer, container: dict[str, Any]
     lists = {key: container[key] for key in ("command", "args") if container.get(key)}
     words = [word for listed in lists.values() for word in (listed if isinstance(listed, list) else [None])]
     if all(isinstance(word, str) and (values is not None or not variables.references(word)) for word in words):
-        known = variables.KnownVariables(values or {})
+        known = variables.Variables(values or {})
         for key, listed in lists.items():
             for index, word in enumerate(listed):
-                known.add_remark(role, (*extra.path, key, index), word)
-            extra.fields[key] = [variables.expand(word, known.values) for word in listed]
+                known.remark_replacements(role, (*extra.path, key, index), word)
+            extra.fields[key] = [known.expanded(word) for word in listed]
     else:
         extra.override |= lists
 

@@ -10,28 +10,28 @@ from launcher.spec.containers import Mount
 from launcher.spec.kubernetes import Volume
 from launcher.spec.problems import Path
 from launcher.tfjob.builder import RoleBuilder, SpecBuilder
-from launcher.tfjob.reading import as_valid
+from launcher.tfjob.field_reader import as_valid
 
 # A key of a mount in a pod template -> the key in `mounts`.
 _MOUNT_KEYS = {"name": "volume", "mountPath": "mount_path", "subPath": "sub_path", "readOnly": "read_only"}
 # The directory of a program's parent.
-_PARENT_DIRECTORY = posixpath.dirname(CONTAINER_PARENT)
-_OWN_PATHS = (_PARENT_DIRECTORY, names.TMP, "/dev/shm")  # noqa: S108
+_TRAINER_PARENT_DIRECTORY = posixpath.dirname(CONTAINER_PARENT)
+_PATHS_OF_THE_LAUNCHER = (_TRAINER_PARENT_DIRECTORY, names.TMP, "/dev/shm")  # noqa: S108
 
 
 def read(role: RoleBuilder, path: Path) -> None:
     """Carry over the pod's volumes; those with a reserved name get another one."""
-    volumes = [role.reading.mapping((*path, index)) for index in range(len(role.reading.items(path)))]
+    volumes = [role.reader.mapping((*path, index)) for index in range(len(role.reader.items(path)))]
     taken = {str(volume.get("name")) for volume in volumes}
     for index, volume in enumerate(volumes):
-        name = role.reading.name((*path, index))
+        name = role.reader.name((*path, index))
         if name is None:
             continue
         if names.is_reserved_volume(name):
             numbered = (f"tfjob-{name}-{number}" for number in itertools.count(2))
             new_name = next(other for other in itertools.chain([f"tfjob-{name}"], numbered) if other not in taken)
             role.renamed[name] = new_name
-            role.reading.add_remark((*path, index, "name"), f"is called {new_name}: {name} is one of the run's own volumes")
+            role.reader.add_remark((*path, index, "name"), f"is called {new_name}: {name} is one of the run's own volumes")
         role.volumes.append({**volume, "name": role.renamed.get(name, name)})
 
 
@@ -51,19 +51,19 @@ def with_renamed_volumes(role: RoleBuilder, container: dict[str, Any]) -> dict[s
 
 def read_mounts(role: RoleBuilder, path: Path) -> None:
     """Carry over the mounts of the task's container."""
-    for index in range(len(role.reading.items(path))):
+    for index in range(len(role.reader.items(path))):
         below = (*path, index)
-        mount = dict(role.reading.mapping(below))
-        name, given_path = role.reading.text((*below, "name")), role.reading.text((*below, "mountPath"))
+        mount = dict(role.reader.mapping(below))
+        name, given_path = role.reader.string((*below, "name")), role.reader.string((*below, "mountPath"))
         if name is None or given_path is None:
             expected = "name and mountPath"
-            role.reading.add_problem(below, "a mount lacks its name or its mountPath", expected, "add what is missing")
+            role.reader.add_problem(below, "a mount lacks its name or its mountPath", expected, "add what is missing")
             continue
         normalized = posixpath.normpath(given_path)
-        if normalized == _PARENT_DIRECTORY:
+        if normalized == _TRAINER_PARENT_DIRECTORY:
             message = f"{normalized} is reserved for the parent of the task's program"
-            role.reading.add_problem((*below, "mountPath"), message, f"a path other than {_PARENT_DIRECTORY}", "mount it elsewhere")
-        mount_path = normalized if normalized in _OWN_PATHS else given_path
+            role.reader.add_problem((*below, "mountPath"), message, f"a path other than {_TRAINER_PARENT_DIRECTORY}", "mount it elsewhere")
+        mount_path = normalized if normalized in _PATHS_OF_THE_LAUNCHER else given_path
         role.mounts.append({**mount, "name": role.renamed.get(name, name), "mountPath": mount_path})
 
 
@@ -72,16 +72,16 @@ def move_to_spec(builder: SpecBuilder) -> None:
     volumes: list[dict[str, Any]] = []
     mount_paths: set[str] = set()
     for name in dict.fromkeys(volume["name"] for role in builder.roles for volume in role.volumes):
-        forms = {role.name: _spec_form(role, name) for role in builder.roles if any(volume["name"] == name for volume in role.volumes)}
-        form = _common_form(list(forms.values()))
-        mount_path = posixpath.normpath(form["mount_path"]) if form and "mount_path" in form else None
-        if form is None or mount_path in mount_paths:
+        items = {role.name: _as_item(role, name) for role in builder.roles if any(volume["name"] == name for volume in role.volumes)}
+        item = _common_item(list(items.values()))
+        mount_path = posixpath.normpath(item["mount_path"]) if item and "mount_path" in item else None
+        if item is None or mount_path in mount_paths:
             continue
         if mount_path is not None:
             mount_paths.add(mount_path)
-            mounting_roles = [role for role, volume in forms.items() if volume and "mount_path" in volume]
-            form |= {"roles": mounting_roles} if len(mounting_roles) < len(builder.roles) else {}
-        volumes.append(form)
+            mounting_roles = [role for role, volume in items.items() if volume and "mount_path" in volume]
+            item |= {"roles": mounting_roles} if len(mounting_roles) < len(builder.roles) else {}
+        volumes.append(item)
         for role in builder.roles:
             role.volumes = [volume for volume in role.volumes if volume["name"] != name]
             role.mounts = [mount for mount in role.mounts if mount["name"] != name]
@@ -94,12 +94,12 @@ def move_to_spec(builder: SpecBuilder) -> None:
         builder.set(("volumes",), volumes, builder.roles[0].path)
 
 
-def _common_form(forms: list[dict[str, Any] | None]) -> dict[str, Any] | None:
+def _common_item(items: list[dict[str, Any] | None]) -> dict[str, Any] | None:
     """Return the volume if all roles mean the same one by its name; a role whose task does not mount it has no mount path."""
-    known = [form for form in forms if form is not None]
-    mounted = [form for form in known if "mount_path" in form]
-    agree = all(form == mounted[0] for form in mounted) and all(form["source"] == known[0]["source"] for form in known)
-    return dict((mounted or known)[0]) if len(known) == len(forms) and agree else None
+    known = [item for item in items if item is not None]
+    mounted = [item for item in known if "mount_path" in item]
+    agree = all(item == mounted[0] for item in mounted) and all(item["source"] == known[0]["source"] for item in known)
+    return dict((mounted or known)[0]) if len(known) == len(items) and agree else None
 
 
 def _is_mount_of(mount: Any, name: str) -> bool:
@@ -110,12 +110,12 @@ def to_mount(mount: Any) -> dict[str, Any] | None:
     """Return a mount of an init container or sidecar as an item of `mounts`; None if that cannot have it."""
     if not isinstance(mount, dict) or set(mount) - set(_MOUNT_KEYS):
         return None
-    form = {_MOUNT_KEYS[key]: value for key, value in mount.items() if value not in (None, "")}
-    form["read_only"] = mount.get("readOnly") or False
-    return as_valid(Mount, form)
+    item = {_MOUNT_KEYS[key]: value for key, value in mount.items() if value not in (None, "")}
+    item["read_only"] = mount.get("readOnly") or False
+    return as_valid(Mount, item)
 
 
-def _spec_form(role: RoleBuilder, name: str) -> dict[str, Any] | None:
+def _as_item(role: RoleBuilder, name: str) -> dict[str, Any] | None:
     """Return a volume as an item of `volumes`, or None if that cannot have it, or no container of the role mounts it."""
     [volume, *more] = [volume for volume in role.volumes if volume["name"] == name]
     mounts = [mount for mount in role.mounts if mount["name"] == name]
@@ -123,11 +123,11 @@ def _spec_form(role: RoleBuilder, name: str) -> dict[str, Any] | None:
     if more or len(mounts) > 1 or not (mounts or extra_mounts) or None in extra_mounts:
         return None
     source = {key: value for key, value in volume.items() if key != "name" and value is not None}
-    form: dict[str, Any] = {"name": name, "source": source}
+    item: dict[str, Any] = {"name": name, "source": source}
     if mounts:
         [mount] = mounts
         if set(mount) - {"name", "mountPath", "readOnly", "subPath"}:
             return None
-        form |= {"mount_path": mount["mountPath"], "read_only": mount.get("readOnly") or False}
-        form |= {"sub_path": mount["subPath"]} if mount.get("subPath") else {}
-    return as_valid(Volume, form)
+        item |= {"mount_path": mount["mountPath"], "read_only": mount.get("readOnly") or False}
+        item |= {"sub_path": mount["subPath"]} if mount.get("subPath") else {}
+    return as_valid(Volume, item)

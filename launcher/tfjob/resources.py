@@ -1,22 +1,22 @@
-"""Reads requests and limits of the task's container: into fields of the role if both are equal, else into an override."""
+"""Reads requests and limits of a container: into its fields in the spec if both are equal, else into an override."""
 
 from decimal import Decimal, InvalidOperation
 from typing import Any
 
 from launcher.spec import quantities
+from launcher.spec.fields import MAX_CORES, MAX_GPUS
 from launcher.spec.kubernetes import Kubernetes
 from launcher.spec.problems import FieldError, Path, shown
 from launcher.tfjob.builder import RoleBuilder
 
 GPU = Kubernetes().gpu_resource
-_MAX_GPUS = 64
 _FIELDS = ("cpu", "memory")
 
 
 def read(role: RoleBuilder, path: Path) -> None:
     """Carry over requests and limits. GPUs, whose requests always equal their limits, become the role's `gpus`."""
-    reading = role.reading
-    declared = dict(reading.mapping(path))
+    reader = role.reader
+    declared = dict(reader.mapping(path))
     limits = _quantities(role, (*path, "limits"))
     requests = _quantities(role, (*path, "requests"))
     count = _gpus(limits.get(GPU, requests.get(GPU)))
@@ -57,16 +57,16 @@ def _fields(limits: dict[str, str], requests: dict[str, str]) -> dict[str, Any] 
 def _quantities(role: RoleBuilder, path: Path) -> dict[str, str]:
     """Return the quantities of a mapping as texts; Kubernetes takes numbers, too."""
     texts: dict[str, str] = {}
-    for key, value in role.reading.mapping(path).items():
+    for key, value in role.reader.mapping(path).items():
         if isinstance(value, str | int | float) and not isinstance(value, bool):
             texts[key] = str(value)
         elif value is not None:
-            role.reading.add_problem((*path, key), f"{shown(value)} is not an amount", "such as 2, 500m or 4Gi", "write the amount")
+            role.reader.add_problem((*path, key), f"{shown(value)} is not an amount", "such as 2, 500m or 4Gi", "write the amount")
     return texts
 
 
 def _gpus(text: str | None) -> int | None:
-    if text is None or not (text.isascii() and text.isdecimal()) or not 1 <= int(text) <= _MAX_GPUS:
+    if text is None or not (text.isascii() and text.isdecimal()) or not 1 <= int(text) <= MAX_GPUS:
         return None
     return int(text)
 
@@ -80,7 +80,7 @@ def _are_exact(limits: dict[str, str]) -> bool:
             cores = quantities.parse_cpu(limits["cpu"])
             thousandths = Decimal(limits["cpu"][:-1]) if limits["cpu"].endswith("m") else Decimal(limits["cpu"]) * 1000
             # The pod gets the same amount.
-            return cores <= 1024 and quantities.millicores(cores) == thousandths
+            return cores <= MAX_CORES and quantities.millicores(cores) == thousandths
     except (FieldError, InvalidOperation):
         return False
     return True

@@ -1,7 +1,8 @@
-"""The differences between a run and its TFJob: restarts, exit codes, the end of the run, and TF_CONFIG."""
+"""The differences between a run and its TFJob, for people."""
 
 from dataclasses import dataclass
 
+from launcher.plan.addresses import PORT
 from launcher.spec.models import Limits
 from launcher.spec.problems import all_of
 from launcher.tfjob.builder import RoleBuilder, SpecBuilder
@@ -58,7 +59,7 @@ def _exit_codes(builder: SpecBuilder) -> str:
 
 
 def _end(builder: SpecBuilder) -> str:
-    first = "the chief" if builder.leading_role == "chief" else "worker-0"
+    first = "the chief" if builder.leader_role == "chief" else "worker-0"
     workers = " and of all workers" if builder.success == "all_workers" else ""
     others = [
         text
@@ -76,8 +77,8 @@ def _end(builder: SpecBuilder) -> str:
     ]
     then = f" Then {', '.join(others)}." if others and not builder.is_single_task else ""
     watched = ""
-    if any(role.is_entrypoint for role in builder.roles if role.name == builder.leading_role) and not builder.is_single_task:
-        watched = " Its entrypoint cannot end the others: `launcher up` or `launcher wait` has to run to do so."
+    if any(role.is_entrypoint for role in builder.roles if role.name == builder.leader_role) and not builder.is_single_task:
+        watched = " The entrypoint of the leader's image cannot end the others: `launcher up` or `launcher wait` has to run to do so."
     jobs_stay = " Its Jobs stay until `launcher down`." if "ttl" not in builder.spec.get("kubernetes", {}) else ""
     return f"the run succeeds with exit 0 of {first}{workers}.{then}{watched}{jobs_stay}"
 
@@ -87,7 +88,7 @@ def _tf_config(builder: SpecBuilder) -> str:
         return "none on Kubernetes, as before for a job of one replica."
     evaluator = " The evaluator is not in `cluster`, as in older versions of TFJob." if _has_role(builder, "evaluator") else ""
     master = " The chief is called `master`, as before: `tf_config: {master: true}`." if "tf_config" in builder.spec else ""
-    return f"the same roles and indices in the same order, at port 2222; hosts have other names, and `environment` is not set.{evaluator}{master}"
+    return f"the same roles and indices in the same order, at port {PORT}; hosts have other names, and `environment` is not set.{evaluator}{master}"
 
 
 def _start(builder: SpecBuilder) -> str:

@@ -6,7 +6,7 @@ https://kubernetes.io/docs/tasks/inject-data-application/define-interdependent-e
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,8 +14,8 @@ from launcher.render.kubernetes.objects import literal
 from launcher.spec import names
 from launcher.spec.kubernetes import EnvSource
 from launcher.spec.problems import FieldError, Path, all_of
-from launcher.tfjob.builder import RoleBuilder, Shared
-from launcher.tfjob.reading import as_valid
+from launcher.tfjob.builder import RoleBuilder, SharedSetting
+from launcher.tfjob.field_reader import as_valid
 
 _TF_CONFIG = "TF_CONFIG"
 _RUN_DIR = "RUN_DIR"
@@ -35,26 +35,13 @@ def expand(text: str, values: Mapping[str, str]) -> str:
     return _REFERENCE.sub(lambda match: "$" if match[0] == "$$" else values.get(match[1], match[0]), text)
 
 
-def expanded_except(text: str, values: Mapping[str, str], *, is_deferred: Callable[[str], bool]) -> str:
-    """Return a text in which Kubernetes will only replace names with `is_deferred`: other known names are replaced now, unknown ones are escaped."""
-
-    def replaced(match: re.Match[str]) -> str:
-        name = match[1]
-        if name in values:
-            return values[name].replace("$", "$$")
-        # Every dollar is escaped, as a name may contain a reference, too.
-        return match[0] if match[0] == "$$" or is_deferred(name) else match[0].replace("$", "$$")
-
-    return _REFERENCE.sub(replaced, text)
-
-
 def references(text: str) -> set[str]:
     """Return the names that a text refers to, defined or not."""
     return {match[1] for match in _REFERENCE.finditer(text) if match[1]}
 
 
 @dataclass
-class KnownVariables:
+class Variables:
     """The variables of a container: those with known values, and those whose values only the cluster knows."""
 
     values: dict[str, str] = field(default_factory=dict)
@@ -72,43 +59,51 @@ class KnownVariables:
         )
 
     def expanded_except_deferred(self, word: str) -> str:
-        """Return a word in which only the cluster's variables are left to replace."""
-        return expanded_except(word, self.values, is_deferred=self._is_deferred)
+        """Return a word in which Kubernetes will only replace the cluster's variables: known names are replaced now, unknown ones are escaped."""
 
-    def add_remark(self, role: RoleBuilder, path: Path, word: str) -> None:
+        def replaced(match: re.Match[str]) -> str:
+            name = match[1]
+            if name in self.values:
+                return self.values[name].replace("$", "$$")
+            # Every dollar is escaped, as a name may contain a reference, too.
+            return match[0] if match[0] == "$$" or self._is_deferred(name) else match[0].replace("$", "$$")
+
+        return _REFERENCE.sub(replaced, word)
+
+    def remark_replacements(self, role: RoleBuilder, path: Path, word: str) -> None:
         """Add a remark if variables in a word are replaced by their values."""
         if replaced := references(word) & set(self.values):
             references_text = all_of(f"$({name})" for name in sorted(replaced))
             remedy = "change both, if you change the variable; or let a shell read it: sh -c"
-            role.reading.add_remark(path, f"{references_text} is replaced by the value that the variable has in the TFJob", remedy)
+            role.reader.add_remark(path, f"{references_text} is replaced by the value that the variable has in the TFJob", remedy)
 
     def expanded(self, word: str) -> str:
         """Return a word with all references replaced, as the program gets it."""
         return expand(word, self.values)
 
 
-def read(role: RoleBuilder, path: Path) -> KnownVariables:
+def read(role: RoleBuilder, path: Path) -> Variables:
     """Carry over `env` and `envFrom`; return the variables to which words may refer."""
-    reading = role.reading
-    known = KnownVariables()
+    reader = role.reader
+    known = Variables()
     plain: dict[str, str | dict[str, str]] = {}
     deferred: dict[str, dict[str, Any]] = {}
-    for index in range(len(reading.items((*path, "env")))):
+    for index in range(len(reader.items((*path, "env")))):
         below = (*path, "env", index)
-        name = reading.name(below)
+        name = reader.name(below)
         if name is None:
             continue
         if not _is_usable(role, (*below, "name"), name):
             continue
         if name in known.deferred:
             message = f"{name} is a duplicate, and the first has its value from the cluster"
-            reading.add_problem((*below, "name"), message, "each variable once", "remove one of the two")
+            reader.add_problem((*below, "name"), message, "each variable once", "remove one of the two")
         if name in plain:
-            reading.add_remark(below, f"{name} is a duplicate: the last one applies, as in Kubernetes")
+            reader.add_remark(below, f"{name} is a duplicate: the last one applies, as in Kubernetes")
         plain.pop(name, None)
         deferred.pop(name, None)
-        value = reading.text((*below, "value")) or ""
-        source = reading.value((*below, "valueFrom"))
+        value = reader.string((*below, "value")) or ""
+        source = reader.value((*below, "valueFrom"))
         secret = secret_source(name, source) if _is_env_name(name) and name not in _DEFAULT_VARIABLES else None
         if secret is not None:
             plain[name] = secret
@@ -121,7 +116,7 @@ def read(role: RoleBuilder, path: Path) -> KnownVariables:
             known.deferred.add(name)
             continue
         known.deferred.discard(name)
-        known.add_remark(role, (*below, "value"), value)
+        known.remark_replacements(role, (*below, "value"), value)
         known.values[name] = known.expanded(value)
         if _is_env_name(name):
             plain[name] = known.values[name]
@@ -129,11 +124,11 @@ def read(role: RoleBuilder, path: Path) -> KnownVariables:
             deferred[name] = {"name": name, "value": literal(known.values[name])}
     if plain:
         role.set("env", plain, (*path, "env"))
-    env_from = [reading.mapping((*path, "envFrom", index)) for index in range(len(reading.items((*path, "envFrom"))))]
+    env_from = [reader.mapping((*path, "envFrom", index)) for index in range(len(reader.items((*path, "envFrom"))))]
     # Words may refer to these, but values of other variables may not: TFJob put TF_CONFIG last.
     known.deferred.add(_TF_CONFIG)
     known.has_unknown_names = bool(env_from)
-    _share(role, path, list(deferred.values()), env_from)
+    _write_deferred(role, path, list(deferred.values()), env_from)
     return known
 
 
@@ -146,26 +141,26 @@ def secret_source(name: str, source: Any) -> dict[str, str] | None:
     return {"secret": secret, "key": key} if isinstance(secret, str) and isinstance(key, str) else None
 
 
-def _deferred_variable(role: RoleBuilder, path: Path, name: str, known: KnownVariables) -> dict[str, Any]:
+def _deferred_variable(role: RoleBuilder, path: Path, name: str, known: Variables) -> dict[str, Any]:
     """Return a variable whose value only the cluster knows, for an override."""
-    variable = role.reading.mapping(path)
+    variable = role.reader.mapping(path)
     if variable.get("valueFrom") is not None:
         # Null removes the launcher's own value, with which the override is merged.
         return {**variable, "value": None} if name in _DEFAULT_VARIABLES else variable
     if name in _DEFAULT_VARIABLES:
         message = f"the launcher sets {name} unless the job does, and only the cluster knows the value here"
-        role.reading.add_problem((*path, "value"), message, "a value without $(...)", "let a shell set it before it starts the program")
-    known.add_remark(role, (*path, "value"), str(variable.get("value")))
+        role.reader.add_problem((*path, "value"), message, "a value without $(...)", "let a shell set it before it starts the program")
+    known.remark_replacements(role, (*path, "value"), str(variable.get("value")))
     return {**variable, "value": known.expanded_except_deferred(str(variable.get("value")))}
 
 
 def _is_usable(role: RoleBuilder, path: Path, name: str) -> bool:
     """Return whether a run may have a variable with this name; adds a remark or problem if not."""
     if name == _TF_CONFIG:
-        role.reading.add_remark(path[:-1], "the launcher sets TF_CONFIG, as TFJob did: left out")
+        role.reader.add_remark(path[:-1], "the launcher sets TF_CONFIG, as TFJob did: left out")
         return False
     if names.is_reserved_variable(name) and name != _RUN_DIR:  # the launcher does not set it without `storage`
-        role.reading.add_problem(
+        role.reader.add_problem(
             path, f"`{name}` is set by the launcher for each task", "another name", "leave it out, or choose another name"
         )
         return False
@@ -181,13 +176,13 @@ def _is_env_name(name: str) -> bool:
     return True
 
 
-def _share(role: RoleBuilder, path: Path, deferred: list[dict[str, Any]], env_from: list[dict[str, Any]]) -> None:
+def _write_deferred(role: RoleBuilder, path: Path, deferred: list[dict[str, Any]], env_from: list[dict[str, Any]]) -> None:
     """Write variables from the cluster into `kubernetes.env_from` if it can have all of them, else into an override."""
-    forms = [*map(_env_from_form, env_from), *map(_env_value_form, deferred)]
-    if forms and None not in forms:
+    items = [*map(_as_all_values_source, env_from), *map(_as_value_source, deferred)]
+    if items and None not in items:
         # If roles differ, the override has both lists.
         override = {key: value for key, value in (("envFrom", env_from), ("env", deferred)) if value}
-        role.shared["env_from"] = Shared(forms, "", override, (*path, "env" if deferred else "envFrom"), of_container=True)
+        role.shared["env_from"] = SharedSetting(items, "", override, (*path, "env" if deferred else "envFrom"), of_container=True)
         return
     if env_from:
         role.container["envFrom"] = env_from
@@ -195,7 +190,7 @@ def _share(role: RoleBuilder, path: Path, deferred: list[dict[str, Any]], env_fr
         role.container["env"] = deferred
 
 
-def _env_value_form(variable: dict[str, Any]) -> dict[str, Any] | None:
+def _as_value_source(variable: dict[str, Any]) -> dict[str, Any] | None:
     """Return a variable as an EnvSource, or None if it is from another source."""
     source = variable.get("valueFrom")
     if not isinstance(source, dict) or len(source) != 1:
@@ -206,7 +201,7 @@ def _env_value_form(variable: dict[str, Any]) -> dict[str, Any] | None:
     )
 
 
-def _env_from_form(source: dict[str, Any]) -> dict[str, Any] | None:
+def _as_all_values_source(source: dict[str, Any]) -> dict[str, Any] | None:
     prefix = {"prefix": source["prefix"]} if source.get("prefix") else {}
     kinds = [key for key in source if key != "prefix"]
     return _valid(_ALL_VALUES_KINDS, kinds[0], source[kinds[0]], prefix) if len(kinds) == 1 else None
@@ -215,5 +210,5 @@ def _env_from_form(source: dict[str, Any]) -> dict[str, Any] | None:
 def _valid(kinds: dict[str, str], kind: str, reference: Any, other_fields: dict[str, Any]) -> dict[str, Any] | None:
     if kind not in kinds or not isinstance(reference, dict):
         return None
-    form = {kinds[kind]: reference.get("name"), **other_fields} | ({"optional": True} if reference.get("optional") else {})
-    return as_valid(EnvSource, form)
+    item = {kinds[kind]: reference.get("name"), **other_fields} | ({"optional": True} if reference.get("optional") else {})
+    return as_valid(EnvSource, item)

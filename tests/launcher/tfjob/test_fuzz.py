@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from launcher.errors import Problem, SpecError
 from launcher.spec.problems import path_text
-from launcher.tfjob.convert import Imported, convert
+from launcher.tfjob.convert import Conversion, convert
 
 HERE = Path(__file__).parent
 CASES = sorted(HERE.glob("accepted/*.yaml"))
@@ -61,7 +61,7 @@ CONVERTED = {
 }
 
 
-def imported(documents: list[Any]) -> Imported:
+def imported(documents: list[Any]) -> Conversion:
     data = "\n---\n".join(json.dumps(document) for document in documents).encode()
     return convert(data, "tfjob.yaml", directory=HERE, output="cluster.yaml")
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from launcher.tfjob.variables import expand, expanded_except, references
+from launcher.tfjob.variables import Variables, expand, references
 
 VALUES = {"A": "1", "B": "$(A)", "C": "cost $5"}
 
@@ -40,5 +40,5 @@ def test_references_are_found_whether_defined_or_not() -> None:
     ],
 )
 def test_the_cluster_expands_deferred_references_to_the_same_text(text: str, rewritten: str, expected: str) -> None:
-    assert expanded_except(text, VALUES, is_deferred={"LATE"}.__contains__) == rewritten
+    assert Variables(VALUES, {"LATE"}).expanded_except_deferred(text) == rewritten
     assert expand(rewritten, {"LATE": "later", "RUN_DIR": "/runs/x"}) == expected

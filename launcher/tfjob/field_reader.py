@@ -22,7 +22,7 @@ class Remark:
     remedy: str = ""
 
 
-class Reading:
+class FieldReader:
     """Reads the fields of one TFJob. Its state is the remarks and problems so far."""
 
     def __init__(self, document: Document) -> None:
@@ -74,12 +74,12 @@ class Reading:
         """Return a list; an empty one if the field is missing."""
         return self._typed(path, list, "a list", "write a list") or []
 
-    def text(self, path: Path) -> str | None:
-        """Return a text, or None if the field is missing."""
+    def string(self, path: Path) -> str | None:
+        """Return a string, or None if the field is missing."""
         source = self.document.sources.get(path)
-        remedy = f"write {shown(source.text)} in quotes" if source and source.text else "write a text"
-        text: str | None = self._typed(path, str, "a text", remedy)
-        return text
+        remedy = f"write {shown(source.text)} in quotes" if source and source.text else "write a string"
+        string: str | None = self._typed(path, str, "a string", remedy)
+        return string
 
     def labels(self, path: Path) -> dict[str, str]:
         """Return labels or annotations without the reserved ones, for which it adds remarks."""
@@ -88,7 +88,7 @@ class Reading:
             if names.is_reserved_label(key):
                 remedy = "give it another key, if something selects by it or reads it"
                 self.add_remark((*path, key), f"the launcher itself sets {path[-1]} of this kind: left out", remedy)
-            elif (value := self.text((*path, key))) is not None:
+            elif (value := self.string((*path, key))) is not None:
                 labels[key] = value
         return labels
 
@@ -96,28 +96,28 @@ class Reading:
         """Return the name that an item of a list must have."""
         if not self.mapping(path) and self.value(path) not in ({}, None):
             return None  # not a mapping, for which `mapping` has added a problem
-        name = self.text((*path, "name"))
+        name = self.string((*path, "name"))
         if name is None and not self.has((*path, "name")):
             self.add_problem(path, f"an item of {path[-2]} has no name", "`name`", "add it")
         return name
 
-    def texts(self, path: Path) -> list[str]:
-        """Return a list of texts."""
-        texts = [self.text((*path, index)) for index in range(len(self.items(path)))]
-        return [text for text in texts if text is not None]
+    def strings(self, path: Path) -> list[str]:
+        """Return a list of strings."""
+        strings = [self.string((*path, index)) for index in range(len(self.items(path)))]
+        return [string for string in strings if string is not None]
 
-    def flag(self, path: Path) -> bool | None:
+    def boolean(self, path: Path) -> bool | None:
         """Return true or false, or None if the field is missing."""
-        flag: bool | None = self._typed(path, bool, "true or false", "write true or false")
-        return flag
+        boolean: bool | None = self._typed(path, bool, "true or false", "write true or false")
+        return boolean
 
-    def number(self, path: Path, least: int) -> int | None:
-        """Return a whole number of `least` or more, or None if the field is missing."""
+    def integer(self, path: Path, minimum: int) -> int | None:
+        """Return a whole number of `minimum` or more, or None if the field is missing."""
         value = self.value(path)
-        if value is None or (isinstance(value, int) and not isinstance(value, bool) and value >= least):
+        if value is None or (isinstance(value, int) and not isinstance(value, bool) and value >= minimum):
             return value
         self.add_problem(
-            path, f"{shown(value)} is not a number of {least} or more", f"a whole number of {least} or more", "write the number"
+            path, f"{shown(value)} is not a number of {minimum} or more", f"a whole number of {minimum} or more", "write the number"
         )
         return None
 
@@ -142,30 +142,30 @@ def grouped(remarks: list[Remark]) -> Iterator[tuple[str, str, Remark]]:
 
 @dataclass(frozen=True)
 class LeftOut:
-    """The row of a field that has no counterpart in a spec: the reason, and what to do instead."""
+    """The row of a field that has no counterpart in a spec: the remark about it, which gives the reason."""
 
-    why: str
-    instead: str = ""
+    message: str
+    remedy: str = ""
 
 
-def as_valid(model: type[BaseModel], form: dict[str, Any]) -> dict[str, Any] | None:
+def as_valid(model: type[BaseModel], item: dict[str, Any]) -> dict[str, Any] | None:
     """Return a part of a spec, or None if it is not valid: then it can only be an override."""
     try:
-        model.model_validate(form)
+        model.model_validate(item)
     except ValidationError:
         return None
-    return form
+    return item
 
 
-class HasReading(Protocol):
+class HasReader(Protocol):
     """The result of reading a part of a TFJob."""
 
     @property
-    def reading(self) -> Reading:
+    def reader(self) -> FieldReader:
         """Return the reader of the TFJob."""
 
 
-Target = TypeVar("Target", bound=HasReading)
+Target = TypeVar("Target", bound=HasReader)
 # Converts the field at a path.
 Handler = Callable[[Target, Path], None]
 Table = Mapping[str, Handler[Target] | LeftOut]
@@ -176,26 +176,26 @@ def section(table: Table[Target]) -> Handler[Target]:
     return lambda target, path: walk(path, table, target)
 
 
-def read_elsewhere(_target: HasReading, _path: Path) -> None:
+def read_elsewhere(_target: HasReader, _path: Path) -> None:
     """Do nothing with a field that another function reads, or that needs no conversion."""
 
 
 def walk(path: Path, table: Table[Target], target: Target) -> None:
     """Convert every field of a mapping by its row in the table; a field without a row is not a field of a TFJob."""
-    reading = target.reading
-    for key, value in reading.mapping(path).items():
+    reader = target.reader
+    for key, value in reader.mapping(path).items():
         row = table.get(key)
         below = (*path, key)
         if value is None:
             continue
         if row is None:
             meant = nearest(key, table)
-            reading.add_remark(
+            reader.add_remark(
                 below,
-                "is not a field of a TFJob here, and left out",
+                "is not a field of a TFJob here, and is left out",
                 f"write {meant}, if that is meant" if meant else "check what it was for",
             )
         elif isinstance(row, LeftOut):
-            reading.add_remark(below, row.why, row.instead)
+            reader.add_remark(below, row.message, row.remedy)
         else:
             row(target, below)
