@@ -1,4 +1,4 @@
-"""The exceptions of the launcher.
+"""The exceptions of the launcher, and the known word that a wrong one was probably meant to be.
 
 LauncherError            exit code 1: something outside the spec went wrong
     SpecError            exit code 2: the spec is wrong; carries every problem
@@ -32,10 +32,24 @@ class UsageError(LauncherError):
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """Return the beginning of a remedy that names the known word most similar to `word`; empty if none is similar."""
+    meant = nearest(word, known)
+    return f"did you mean {meant}? " if meant else ""
+
+
+def nearest(word: str, known: Iterable[str]) -> str | None:
+    """Return the known word that `word` most probably means, or None when nothing is near.
+
+    Upper case, dashes and underscores do not count as differences.
+    """
     import difflib
 
-    matches = difflib.get_close_matches(word, list(known), n=1)
-    return f"did you mean {matches[0]}? " if matches else ""
+    by_fold = {_fold(name): name for name in known}
+    matches = difflib.get_close_matches(_fold(word), by_fold, n=1)
+    return by_fold[matches[0]] if matches else None
+
+
+def _fold(word: str) -> str:
+    return word.lower().replace("-", "_")
 
 
 @dataclass(frozen=True)

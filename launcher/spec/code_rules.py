@@ -13,7 +13,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path as FilePath
 
-from launcher.spec.problems import Finding, Path, all_of, nearest, shown
+from launcher.errors import nearest
+from launcher.spec.problems import Finding, Path, all_of, shown
 from launcher.spec.role_programs import images_of, roles_of
 from launcher.spec.rule_context import RuleContext, entries_of, resolved
 from trainer.strategies import STRATEGIES

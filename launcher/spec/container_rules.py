@@ -2,10 +2,11 @@
 
 from collections.abc import Iterable, Iterator
 
+from launcher.errors import nearest
 from launcher.spec import names
 from launcher.spec.containers import FromSecret
 from launcher.spec.kubernetes import Volume
-from launcher.spec.problems import FieldError, Finding, Path, any_of, nearest, shown
+from launcher.spec.problems import FieldError, Finding, Path, any_of, shown
 from launcher.spec.role_programs import containers_of, volumes_of
 from launcher.spec.rule_context import RuleContext
 

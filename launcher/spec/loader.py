@@ -8,12 +8,12 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from launcher.errors import Problem, SpecError
+from launcher.errors import Problem, SpecError, nearest
 from launcher.spec import messages, names, role_programs, rules, set_option, syntax
 from launcher.spec.document import Document, Reader, without
 from launcher.spec.kubernetes import Volume
 from launcher.spec.models import ClusterSpec
-from launcher.spec.problems import FieldError, Finding, nearest, shown
+from launcher.spec.problems import FieldError, Finding, shown
 from launcher.spec.problems import Path as SpecPath
 from launcher.spec.rule_context import RuleContext, resolved
 from trainer.settings import Train
@@ -30,7 +30,7 @@ def load(path: Path, set_options: Sequence[str] = ()) -> ClusterSpec:
 
 
 def load_with_original(path: Path, set_options: Sequence[str] = ()) -> tuple[ClusterSpec, ClusterSpec]:
-    """Return the spec in a file, with `set_options` (`path=value`) applied: with its paths made absolute, and with those that are written.
+    """Return the spec in a file, with `set_options` (`path=value`) applied: with its paths made absolute, and with the paths as they are written.
 
     Relative paths in the file start at the file's directory, those of `--set` at the current directory.
     Raises SpecError with every problem, in the order of their locations in the file.

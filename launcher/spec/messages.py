@@ -7,10 +7,11 @@ from typing import Any
 
 from pydantic_core import ErrorDetails
 
+from launcher.errors import nearest
 from launcher.spec import schema_lookup
 from launcher.spec.document import SourceEntry
 from launcher.spec.fields import KINDS_OF_VALUE
-from launcher.spec.problems import FieldError, Finding, Path, any_of, named, nearest, path_text, shown
+from launcher.spec.problems import FieldError, Finding, Path, any_of, named, path_text, shown
 from launcher.spec.role_programs import ROLES
 
 _PRINTS_IN_FULL = 1e15

@@ -4,7 +4,6 @@ import json
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import Literal
 
 from launcher.errors import Problem
@@ -91,20 +90,6 @@ def all_of(names: Iterable[str]) -> str:
     """Write names as a list: `a, b and c`."""
     *most, last = names
     return f"{', '.join(most)} and {last}" if most else last
-
-
-def nearest(word: str, known: Iterable[str]) -> str | None:
-    """Return the known word that `word` most probably means, or None when nothing is near.
-
-    Upper case, dashes and underscores do not count as differences.
-    """
-    by_fold = {_fold(name): name for name in known}
-    matches = get_close_matches(_fold(word), by_fold, n=1, cutoff=0.6)
-    return by_fold[matches[0]] if matches else None
-
-
-def _fold(word: str) -> str:
-    return word.lower().replace("-", "_")
 
 
 def render(problems: Iterable[Problem]) -> str:

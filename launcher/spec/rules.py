@@ -1,7 +1,7 @@
 """Rules between fields, and between the spec and the files beside it.
 
-Each rule is a function from a RuleContext to findings. RULES names the paths that must be valid for a rule to run. It runs even if
-others are not, so that one pass finds every problem.
+Each rule is a function from a RuleContext to findings. RULES names the paths that must be valid for a rule to run. Others need not be,
+so that one pass finds every problem.
 """
 
 import re
@@ -10,9 +10,10 @@ from pathlib import Path as FilePath
 
 from pydantic import ValidationError
 
+from launcher.errors import nearest
 from launcher.spec import code_rules, container_rules, messages, names, program_rules, quantities
 from launcher.spec.kubernetes import SIDECARS_SINCE, parse_version
-from launcher.spec.problems import FieldError, Finding, Path, all_of, any_of, nearest, path_text, shown
+from launcher.spec.problems import FieldError, Finding, Path, all_of, any_of, path_text, shown
 from launcher.spec.role_programs import ROLES, containers_of, leading_role, roles_of, volumes_of
 from launcher.spec.rule_context import RuleContext, entries_of, resolved
 from trainer.settings import Train, direction
@@ -32,10 +33,8 @@ Rule = Callable[[RuleContext], Iterator[Finding]]
 
 
 # The first worker of a user's program may be the leader, as in TensorFlow 1.
-COMMAND_STRATEGIES: dict[Strategy, Traits] = {
-    **STRATEGIES,
-    "parameter_server": STRATEGIES["parameter_server"]._replace(mandatory=("worker", "ps"), optional=("chief", "evaluator")),
-}
+_SERVERS = STRATEGIES["parameter_server"]._replace(mandatory=("worker", "ps"), optional=("chief", "evaluator"))
+COMMAND_STRATEGIES: dict[Strategy, Traits] = {**STRATEGIES, "parameter_server": _SERVERS}
 _SINGLE_REMEDIES = {"chief": "leave `replicas` out; add workers for more computing power", "evaluator": "leave `replicas` out"}
 
 
@@ -221,25 +220,16 @@ def working_dir_exists(context: RuleContext) -> Iterator[Finding]:
     for name, role in roles_of(context.spec).items():
         path = ("roles", name, "working_dir")
         if role.working_dir is not None and not role.working_dir.startswith("/") and context.is_valid(path):
-            yield from _directory(
-                context,
-                path,
-                role.working_dir,
-                "a path in the container, which starts with /, or a directory relative to the spec, for containers one in `code`",
-            )
+            expected = "a path in the container, which starts with /, or a directory relative to the spec, for containers one in `code`"
+            yield from _directory(context, path, role.working_dir, expected)
 
 
 def data_exists(context: RuleContext) -> Iterator[Finding]:
     """The data set is synthetic, downloaded, at a URL, or in a directory that exists."""
     train = context.spec.train
     if train is not None and is_directory_name(train) and not container_rules.is_mounted(volumes_of(context.spec), train.data):
-        yield from _directory(
-            context,
-            ("train", "data"),
-            train.data,
-            "synthetic, download, a URL that the workload reads, or a directory with the data set",
-            DATA_KEYWORDS,
-        )
+        expected = "synthetic, download, a URL that the workload reads, or a directory with the data set"
+        yield from _directory(context, ("train", "data"), train.data, expected, DATA_KEYWORDS)
 
 
 def is_directory_name(train: Train) -> bool:

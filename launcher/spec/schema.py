@@ -19,10 +19,8 @@ def schema() -> dict[str, Any]:
     root = ClusterSpec.model_json_schema(by_alias=True, mode="validation")
     _drop_titles(root)
     train = root["$defs"]["Train"]
-    train["properties"]["workload"] |= {
-        "anyOf": [{"enum": list(CATALOG)}, {"pattern": OBJECT_REFERENCE_PATTERN}],
-        "examples": list(CATALOG),
-    }
+    choices = [{"enum": list(CATALOG)}, {"pattern": OBJECT_REFERENCE_PATTERN}]
+    train["properties"]["workload"] |= {"anyOf": choices, "examples": list(CATALOG)}
     train["allOf"] = []
     for name, entry in CATALOG.items():
         params = entry.params.model_json_schema()

@@ -6,10 +6,10 @@ from typing import Any, Protocol, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from launcher.errors import Problem
+from launcher.errors import Problem, nearest
 from launcher.spec import names
 from launcher.spec.document import Document
-from launcher.spec.problems import FieldError, Finding, Path, nearest, path_text, shown
+from launcher.spec.problems import FieldError, Finding, Path, path_text, shown
 
 
 @dataclass(frozen=True)

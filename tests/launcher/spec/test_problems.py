@@ -2,8 +2,8 @@
 
 import pytest
 
-from launcher.errors import Problem
-from launcher.spec.problems import all_of, any_of, named, nearest, path_text, render, shown
+from launcher.errors import Problem, did_you_mean, nearest
+from launcher.spec.problems import all_of, any_of, named, path_text, render, shown
 
 
 def test_a_problem_is_a_line_with_its_location_followed_by_the_remedy() -> None:
@@ -24,10 +24,19 @@ def test_paths_are_written_as_users_write_them(path: tuple[str | int, ...], text
 
 @pytest.mark.parametrize(
     "word, spelling",
-    [("wroker", "worker"), ("Workers", "worker"), ("batch-size", "batch_size"), ("stepps", "steps"), ("colour", None), ("", None)],
+    [
+        ("wroker", "worker"),
+        ("Workers", "worker"),
+        ("batch-size", "batch_size"),
+        ("stepps", "steps"),
+        ("STEPS", "steps"),
+        ("colour", None),
+        ("", None),
+    ],
 )
 def test_the_nearest_spelling_is_found(word: str, spelling: str | None) -> None:
     assert nearest(word, ["worker", "batch_size", "steps"]) == spelling
+    assert did_you_mean(word, ["worker", "batch_size", "steps"]) == (f"did you mean {spelling}? " if spelling else "")
 
 
 def test_values_are_shown_in_one_short_line_that_any_terminal_can_print() -> None:
