@@ -19,6 +19,7 @@ from trainer.events import Reporter
 from trainer.exit_codes import ExitCode
 from trainer.port_holder import PortHolder
 from trainer.settings import TrainerSettings
+from trainer.stack_reading import Frame
 from trainer.strategies import SERVER_STRATEGIES, STRATEGIES
 from trainer.tf_config import TaskConfig, parse
 
@@ -150,7 +151,7 @@ def _failed(error: Exception, users: str, task: TaskConfig, start: int) -> ExitC
     return ExitCode.FAILURE
 
 
-def _show_traceback(error: BaseException, frames: list[user_errors.Frame], task: str, *, full_if_none: bool) -> None:
+def _show_traceback(error: BaseException, frames: list[Frame], task: str, *, full_if_none: bool) -> None:
     """Print the user's frames of a traceback; print all frames if TRAINER_TRACEBACK is full, or, with `full_if_none`, if none is the user's."""
     if os.environ.get("TRAINER_TRACEBACK") == "full" or (full_if_none and not frames):
         traceback.print_exception(error)

@@ -6,6 +6,7 @@ import builtins
 import errno
 import re
 import zlib
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from trainer.error_line import PERMANENT, line_of
@@ -13,7 +14,9 @@ from trainer.error_line import PERMANENT, line_of
 _HEADER = "Traceback (most recent call last):"
 _FRAME = re.compile(r'  File "([^"]+)", line (\d+)')
 _EXCEPTION = re.compile(r"([A-Za-z_][\w.]*)(?:: ?(.*))?$")
-_KIND = re.compile(r"^(?:[A-Za-z_]\w*\.)*([A-Za-z_]\w*(?:Error|Exception))\b", re.MULTILINE)
+KIND = re.compile(
+    r"^(?:[A-Za-z_]\w*\.)*([A-Za-z_]\w*(?:Error|Exception))\b", re.MULTILINE
+)  # the name of an exception's class at the beginning of a line
 _IGNORED = "Exception ignored in"  # Python's prefix for an exception that it ignores, e.g. at shutdown
 _ALSO = ("During handling of the above exception", "The above exception was the direct cause")
 # AutoGraph's version of a function, in a file of another name each time.
@@ -103,16 +106,16 @@ def _last(lines: list[str]) -> ExceptionSummary | None:
     kind = exception[1].rpartition(".")[2]
     line = line_of(kind, "\n".join([exception[2] or "", *lines[end + 1 :]]))
     line = line[:-2] if line.endswith(": ") else line
-    remedy = next((text for pattern, text in _REMEDIES if pattern.match(line)), "")
-    shown = (f"{line} ({':'.join(own)})" if own else line) + (f"; {remedy}" if remedy else "")
+    advice = remedy(line)
+    shown = (f"{line} ({':'.join(own)})" if own else line) + (f"; {advice}" if advice else "")
     # In a chain of exceptions, the first one names a lost peer.
     printed = "\n".join(lines[_chain(lines, first) :])
-    transient = _is_transient(kind) or any(map(_is_transient, _KIND.findall(printed))) or _TRANSIENT_TEXT.search(printed)
+    transient = is_transient([kind, *KIND.findall(printed)], printed)
     fingerprint = f"{kind} at {':'.join(own or frames[-1])}, in {':'.join(frames[-1])}"
     # The program may have logged this exception and continued: then the output after it must be the same, too.
     since = [line for line in lines[end + 1 :] if line.strip() and not _LOG.match(line)]
-    fingerprint += f", {zlib.crc32(_TIME.sub('#', chr(10).join(since)).encode()):08x} since" if since and not remedy else ""
-    permanent = bool(remedy) or (exception[2] or "").startswith(_READ_ONLY)
+    fingerprint += f", {zlib.crc32(_TIME.sub('#', chr(10).join(since)).encode()):08x} since" if since and not advice else ""
+    permanent = bool(advice) or (exception[2] or "").startswith(_READ_ONLY)
     return ExceptionSummary(shown, "" if transient and not permanent else fingerprint)
 
 
@@ -145,7 +148,17 @@ def _chain(lines: list[str], first: int) -> int:
     return _chain(lines, earlier[0]) if earlier else first
 
 
-def _is_transient(kind: str) -> bool:
+def remedy(line: str) -> str:
+    """Return the remedy for an error line; empty if none is known."""
+    return next((text for pattern, text in _REMEDIES if pattern.match(line)), "")
+
+
+def is_transient(kinds: Iterable[str], text: str) -> bool:
+    """Return whether the name of an exception's class, or a text, names a transient error."""
+    return any(map(_is_transient_kind, kinds)) or bool(_TRANSIENT_TEXT.search(text))
+
+
+def _is_transient_kind(kind: str) -> bool:
     known = getattr(builtins, kind, None)
     system = isinstance(known, type) and issubclass(known, OSError) and kind not in PERMANENT
     return system or bool(_TRANSIENT_KIND.search(kind))

@@ -11,11 +11,12 @@ import sys
 import sysconfig
 import traceback
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from trainer.error_line import PERMANENT, error_line
+from trainer.stack_reading import Frame
 from trainer.tf_config import task_name
+from trainer.tracebacks import KIND, is_transient, remedy
 
 # Directories without the user's own code: Python, its packages, and the trainer.
 _FOREIGN = tuple({*(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")), str(Path(__file__).parent)})
@@ -26,20 +27,6 @@ _IN_MESSAGE = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
 _ON_TASK = re.compile(r"from remote target /job:(\w+)/replica:\d+/task:(\d+)")
 _NUMBER = re.compile(r"0x[0-9a-f]+|[-+]?\d+(\.\d+)?(e[-+]?\d+)?")
 _EARLIER = 3  # causes of an error to follow, at most
-
-# Transient errors, by the names of their classes: the network, other tasks, memory and disks.
-_TRANSIENT = frozenset(
-    {"OSError", "MemoryError", "UnavailableError", "AbortedError", "CancelledError", "DeadlineExceededError", "ResourceExhaustedError"}
-)
-
-
-@dataclass(frozen=True)
-class Frame:
-    """A stack frame in the user's code."""
-
-    file: str
-    line: int
-    function: str
 
 
 def user_frames(error: BaseException, module: str = "") -> list[Frame]:
@@ -81,19 +68,25 @@ def format_traceback(error: BaseException, frames: list[Frame], task: str) -> st
 
 
 def fingerprint(error: BaseException, frames: list[Frame], start: int) -> str:
-    """Return a text that is equal if two attempts fail the same way without progress between them; empty for a transient error.
+    """Return a text that is equal if two attempts fail the same way without progress between them; empty if a transient error led to it.
 
     `start` is the step from which the attempt continued: with a checkpoint between two failures, their fingerprints differ.
     """
-    names = {kind.__name__ for kind in type(error).__mro__}
-    read_only = isinstance(error, OSError) and error.errno == errno.EROFS
-    if names & _TRANSIENT and not names & PERMANENT and not read_only:
+    if any(map(_is_transient, (error, *_earlier(error)))) and not remedy(_line(error)):
         return ""
     inner = traceback.extract_tb(error.__traceback__)[-1:]
     last = frames[-1] if frames else Frame(inner[0].filename, inner[0].lineno or 0, inner[0].name) if inner else None
     # Numbers in a message may be a step, a value or an address.
     message = _NUMBER.sub("#", _line(error))
     return f"from step {start}: {last.file if last else ''}:{last.line if last else 0}: {message}"
+
+
+def _is_transient(error: BaseException) -> bool:
+    names = {kind.__name__ for kind in type(error).__mro__}
+    if names & PERMANENT or (isinstance(error, OSError) and error.errno == errno.EROFS):
+        return False
+    # TensorFlow quotes the error of a dataset's function. Only the error line, as other lines may have the CANCELLED that follows from any error.
+    return is_transient([*names, *KIND.findall(str(error))], _line(error))
 
 
 def _line(error: BaseException) -> str:

@@ -10,6 +10,7 @@ from types import ModuleType
 import pytest
 
 from trainer import error_file, user_errors
+from trainer.stack_reading import Frame
 
 CODE = """
 import json
@@ -45,7 +46,7 @@ def caught(run: Callable[[], object]) -> Exception:
     pytest.fail("no error")
 
 
-def own_frames(error: Exception) -> list[user_errors.Frame]:
+def own_frames(error: Exception) -> list[Frame]:
     """Return the frames in mine.py; those of this test count as a user's, too."""
     return [frame for frame in user_errors.user_frames(error) if frame.file.endswith("mine.py")]
 
@@ -62,7 +63,7 @@ def test_only_the_users_frames_are_shown(code: ModuleType) -> None:
 def test_places_in_messages_of_graphs_are_frames(code: ModuleType) -> None:
     path = code.__file__
     error = ValueError(f'in user code:\n\n    File "{path}", line 5, in load  *\n        return json.loads(text)\n\n    ValueError: no')
-    assert own_frames(error) == [user_errors.Frame(str(path), 5, "load")]
+    assert own_frames(error) == [Frame(str(path), 5, "load")]
 
 
 def test_an_error_on_another_task_names_that_task(code: ModuleType) -> None:
@@ -93,13 +94,39 @@ def test_the_same_failure_has_the_same_fingerprint_whatever_numbers_it_names(cod
     assert user_errors.fingerprint(first, own_frames(first), 100) == user_errors.fingerprint(second, own_frames(second), 100)
 
 
-@pytest.mark.parametrize("error", [ConnectionResetError("gone"), OSError(28, "No space left"), MemoryError(), TimeoutError()])
+def following(earlier: Exception) -> Exception:
+    error = RuntimeError("could not fetch")
+    error.__cause__ = earlier
+    return error
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ConnectionResetError("gone"),
+        OSError(28, "No space left"),
+        MemoryError(),
+        TimeoutError(),
+        following(ConnectionResetError("gone")),
+        RuntimeError("{{node x}} DEADLINE_EXCEEDED: no answer"),
+        RuntimeError("Graph execution error:\n\nDetected at node PyFunc\nConnectionError: gone\nTraceback (most recent call last):\n"),
+    ],
+)
 def test_a_transient_error_has_no_fingerprint(error: Exception) -> None:
     assert user_errors.fingerprint(error, [], 0) == ""
 
 
-@pytest.mark.parametrize("error", [FileNotFoundError(2, "No such file", "/x"), OSError(errno.EROFS, "Read-only file system", "/x")])
-def test_a_missing_or_read_only_file_has_a_fingerprint(error: Exception) -> None:
+@pytest.mark.parametrize(
+    "error",
+    [
+        FileNotFoundError(2, "No such file", "/x"),
+        OSError(errno.EROFS, "Read-only file system", "/x"),
+        following(FileNotFoundError(2, "No such file", "/x")),
+        BlockingIOError("[Errno 11] Unable to synchronously create file (unable to lock file, errno = 11)"),
+        ValueError("2 root error(s) found.\n  (0) INVALID_ARGUMENT: no\n  (1) CANCELLED: stopped"),
+    ],
+)
+def test_an_error_that_comes_again_has_a_fingerprint(error: Exception) -> None:
     assert user_errors.fingerprint(error, [], 0)
 
 
