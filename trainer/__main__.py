@@ -85,7 +85,7 @@ def _delay_exit(code: int, reported_at: float) -> None:
 
     The engine restarts the container at once. The wait gives a supervisor time to read the failure and to stop that.
     """
-    in_container = 1 in {os.getpid(), os.getppid()}  # with `init`, the engine's init is process 1
+    in_container = sys.platform == "linux" and 1 in {os.getpid(), os.getppid()}  # with `init`, the engine's init is process 1
     if not in_container or code in {ExitCode.DONE, ExitCode.PEER_LOST, ExitCode.STOPPED}:
         return
     signal.pthread_sigmask(signal.SIG_BLOCK, _STOP_SIGNALS)  # the exit code must show what was wrong
@@ -189,7 +189,8 @@ def _recording(report: Report, reported: dict[str, tuple[float, str]]) -> Report
     """Return a `report` that also stores in `reported` the time of the last event of each kind, and the cause of `failed`."""
 
     def record(kind: str, /, **fields: typing.Any) -> None:
-        reported[kind] = time.monotonic(), f"{fields['cause']}: {fields['detail']}" if kind == "failed" else ""
+        failure = ": ".join(filter(None, (fields["cause"], fields["detail"]))) if kind == "failed" else ""
+        reported[kind] = time.monotonic(), failure
         report(kind, **fields)
 
     return record

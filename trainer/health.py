@@ -1,7 +1,6 @@
 """The health of a task, for the health checks of containers: its training process runs, and its port answers.
 
-A process of its own in the same container checks it, so that a parent that hangs is noticed too. Only for
-Linux: it reads /proc. Imports no TensorFlow.
+A process of its own in the same container checks it. Only for Linux: it reads /proc. Imports no TensorFlow.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ WORDS = {
     "compiling": "tracing or compiling",
     "tensorflow": "inside TensorFlow",
     "stopped": "stopped by a signal; SIGCONT continues it",
-    "silent": "its process does not answer",
+    "silent": "not answering",
     "unknown": "",  # no process can be asked
 }
 

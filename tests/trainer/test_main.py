@@ -15,6 +15,7 @@ import pytest
 
 from tests.golden_messages import Golden
 from tests.waiting import until
+from trainer.__main__ import _recording
 
 REPOSITORY = Path(__file__).parents[2]
 SETTINGS = {"run": "a", "run_dir": "/runs/a", "scratch_dir": "/tmp/a", "train": {"workload": "mnist"}}
@@ -193,6 +194,22 @@ import trainer.__main__ as trainer
 os.getppid, trainer._EXIT_DELAY = lambda: 1, 60
 sys.exit(trainer.main())
 """
+
+
+def test_a_wrong_configuration_ends_with_2_on_macos_where_process_1_is_launchd() -> None:
+    macos = IN_A_CONTAINER.replace("\nos.getppid", "\ndel trainer.signal.sigtimedwait\nsys.platform = 'darwin'\nos.getppid")
+    environment = {**os.environ, "TRAINER_SETTINGS": "{"}
+    done = subprocess.run(
+        [sys.executable, "-c", macos], cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=30, check=False
+    )
+    assert done.returncode == 2, done.stderr
+
+
+@pytest.mark.parametrize("detail, failure", [("", "no progress for 60 s"), ("in its code", "no progress for 60 s: in its code")])
+def test_a_failure_is_recorded_with_its_detail_if_there_is_one(detail: str, failure: str) -> None:
+    reported: dict[str, tuple[float, str]] = {}
+    _recording(lambda *_, **__: None, reported)("failed", cause="no progress for 60 s", detail=detail)
+    assert reported["failed"][1] == failure
 
 
 @pytest.mark.parametrize("program, code", [("exit 2", 2), ("trap 'exit 9' TERM; echo up; while :; do sleep 0.05; done", 9)])

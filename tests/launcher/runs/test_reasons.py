@@ -54,6 +54,7 @@ def test_a_task_that_has_made_no_step_is_pending_although_its_peers_are_connecte
     assert waiting_reason({**none, "doing": "input", "place": "data.py:7 in rows"}).endswith(
         "no step has been made since; it is in its input, data.py:7 in rows"
     )
+    assert waiting_reason({**none, "doing": "silent"}).endswith("no step has been made since; it is not answering")
 
 
 def test_a_task_that_was_ready_does_not_wait_for_peers_until_it_is_restarted() -> None:
