@@ -19,7 +19,7 @@ def check_fit(task: TaskConfig, settings: TrainerSettings) -> list[str]:
     if settings.train is None:
         return []
     counts = {role: len(task.cluster.get(role, ())) for role in ("chief", "worker", "ps")}
-    problems = [message for is_broken, message in _conflicts(settings.strategy, counts) if is_broken]
+    problems = _cluster_problems(settings.strategy, counts)
     if not STRATEGIES[settings.strategy].trains and task.role == "evaluator":
         problems.append(
             f"strategy {settings.strategy} saves no checkpoints for an evaluator; TF_CONFIG.task.type is evaluator; leave that task out"
@@ -38,25 +38,16 @@ def check_fit(task: TaskConfig, settings: TrainerSettings) -> list[str]:
     return problems
 
 
-def _conflicts(strategy: Strategy, counts: dict[str, int]) -> list[tuple[bool, str]]:
-    """Return the rules of a strategy for its cluster: whether each is broken, and its message."""
-    total = sum(counts.values())
-    if STRATEGIES[strategy].variables_on_servers:
-        return [
-            (not counts[role], f"strategy {strategy} needs {what} in TF_CONFIG.cluster; there is none; add its address")
-            for role, what in (("chief", "a chief"), ("worker", "at least one worker"), ("ps", "at least one ps"))
-        ]
-    if STRATEGIES[strategy].uses_servers:
-        return [
-            (not counts["chief"], f"strategy {strategy} needs a chief in TF_CONFIG.cluster; there is none; add its address"),
-            (
-                total == counts["chief"],
-                f"strategy {strategy} needs at least one worker or ps in TF_CONFIG.cluster; there is none; add its address",
-            ),
-        ]
-    if STRATEGIES[strategy].all_reduces:
-        return [(counts["ps"] > 0, f"strategy {strategy} has no ps; TF_CONFIG.cluster has {counts['ps']}; remove them")]
-    return [(total > 1, f"strategy {strategy} is one task; TF_CONFIG.cluster has {total}; use multi_worker_mirrored or parameter_server")]
+def _cluster_problems(strategy: Strategy, counts: dict[str, int]) -> list[str]:
+    """Return the reasons why the tasks of a cluster, counted by role, do not fit a strategy."""
+    traits, total = STRATEGIES[strategy], sum(counts.values())
+    if traits.uses_servers:
+        missing = [role for role in traits.mandatory if not counts[role]]
+        return [f"strategy {strategy} needs a {role} in TF_CONFIG.cluster; there is none; add its address" for role in missing]
+    if traits.all_reduces:
+        return [f"strategy {strategy} has no ps; TF_CONFIG.cluster has {counts['ps']}; remove them"] if counts["ps"] else []
+    too_many = f"strategy {strategy} is one task; TF_CONFIG.cluster has {total}; use multi_worker_mirrored or parameter_server"
+    return [too_many] if total > 1 else []
 
 
 def validated(document: Any, origin: str) -> TrainerSettings:
@@ -77,6 +68,7 @@ def validated(document: Any, origin: str) -> TrainerSettings:
 
 
 def _workload_problems(origin: str, document: dict[str, Any]) -> list[str]:
+    """Return what is wrong with a document's built-in workload: its name, its strategy, its parameters."""
     train = document.get("train")
     name = train.get("workload") if isinstance(train, dict) else None
     if not isinstance(name, str) or not name or ":" in name:  # a class of the user's own: only the training process can load it
@@ -120,6 +112,7 @@ def _explain(origin: str, model: type[Settings], problem: ErrorDetails) -> str:
 
 
 def _model_at(model: type[BaseModel] | None, path: list[int | str]) -> type[BaseModel] | None:
+    """Return the model whose fields are at `path`, None if there are none."""
     for key in path:
         field = model.model_fields.get(str(key)) if model else None
         model = _model_in(field.annotation) if field else None

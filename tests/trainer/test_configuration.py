@@ -114,13 +114,26 @@ PS = {"chief": ("c:1",), "worker": ("w0:1", "w1:1"), "ps": ("p0:1",)}
         ("multi_worker_mirrored", {"worker": ("a:1", "b:1")}, None, 0),
         ("single", PS, None, 1),
         ("single", {}, {"replicas_to_aggregate": 1}, 1),
+        ("manual", {"chief": ("c:1",), "ps": ("p0:1",)}, None, 1),
+        ("manual", {"chief": ("c:1",), "worker": ("w0:1",)}, None, 0),
     ],
-    ids=["fits", "no worker and no ps", "more replicas than workers", "as many", "a ps too many", "workers", "a cluster", "sync"],
+    ids=[
+        "fits",
+        "no worker and no ps",
+        "more replicas than workers",
+        "as many",
+        "a ps too many",
+        "workers",
+        "a cluster",
+        "sync",
+        "a program without a worker",
+        "a program",
+    ],
 )
 def test_settings_that_do_not_fit_the_cluster(
     strategy: str, cluster: dict[str, tuple[str, ...]], sync: dict[str, int] | None, count: int, golden: Golden
 ) -> None:
-    train = {"workload": "mnist", **({"sync": sync} if sync else {})}
+    train = {"workload": "life" if strategy == "manual" else "mnist", **({"sync": sync} if sync else {})}
     settings = TrainerSettings.model_validate({**RIGHT, "strategy": strategy, "train": train})
     problems = check_fit(TaskConfig(cluster=cluster), settings)
     assert len(problems) == count, problems

@@ -91,7 +91,7 @@ def test_problems_of_tf_config_and_settings_come_together() -> None:
         ([], {**SETTINGS, "train": None}, "no train section and no program follows --"),
         (["--"], None, "no program follows --"),
         (["--", "no-such-program"], None, "'no-such-program' was not found"),
-        ([], {**SETTINGS, "strategy": "parameter_server"}, "needs at least one ps"),
+        ([], {**SETTINGS, "strategy": "parameter_server"}, "needs a ps"),
     ],
 )
 def test_conflicting_arguments_are_refused(arguments: list[str], settings: dict[str, Any] | None, part: str) -> None:
