@@ -104,7 +104,7 @@ def decide_restart(
         return NoRestart(code, fingerprint[len(FINAL) :] if fingerprint.startswith(FINAL) else cause_of(code))
     if policy.restart == "exit_code" and 0 < code < SIGNAL_BASE:
         return NoRestart(final_exit_code(code), f"{_with_code(code)}; `restart: exit_code` makes exit codes below {SIGNAL_BASE} final")
-    start_step = fingerprint.removeprefix(START_STEP).strip() if code == ExitCode.PEER_LOST else ""
+    start_step = fingerprint.replace(START_STEP, "").strip() if code == ExitCode.PEER_LOST else ""
     lost_from = int(start_step) if start_step.isdecimal() else history.lost_from
     repeats = history.repeats + 1 if fingerprint and fingerprint == history.fingerprint else 0
     if code in _UNCOUNTED | {int(ExitCode.PEER_LOST)}:
