@@ -11,7 +11,7 @@ import typer
 
 from launcher.backend.model import Backend, ClusterRef
 from launcher.backend.registry import in_namespaces
-from launcher.cli import owners
+from launcher.cli import owners, streams
 from launcher.cli.formats import count
 from launcher.cli.options import Context, Json, Name, Namespace, OnRun, Runs
 from launcher.cli.run_lookup import DEFAULT_RUNS, relative_path
@@ -56,17 +56,18 @@ def down(
     from launcher.cli.backends import open_run
 
     if finished or older is not None:
-        if not finished or name is not None:
-            raise UsageError("--older goes with --finished, and neither with the NAME of a run", "leave out one of them")
+        if not finished or name is not None or now:
+            raise UsageError("--older goes with --finished, and neither with the NAME of a run or --now", "leave out one of them")
         _down_finished(on, runs, ClusterRef(context, namespace), older, delete_data=delete_data, yes=yes, as_json=as_json)
         return
     backend, run = open_run(name, on, runs, ClusterRef(context, namespace), unique=True)
     status = backend.status(run)
     directory = status.run_dir
     if delete_data and not yes:
-        _confirm(run, directory, may_prompt=not as_json and sys.stdin.isatty())
+        deleted = f"{directory} with its checkpoints and logs" if directory else f"the record of {run}"
+        _confirm(deleted, may_prompt=not as_json and sys.stdin.isatty())
     owners.confirm(status, "delete" if delete_data else "stop", yes=yes, may_prompt=not as_json and sys.stdin.isatty())
-    say: Say = lambda message: print(message, file=sys.stderr if as_json else sys.stdout, flush=True)  # noqa: E731 - one line, used twice
+    say = streams.printer(as_json=as_json)
     result = _stop(backend, run, say, now=now, keeps_data=not delete_data)
     if status.data_lost and not delete_data:
         say(f"notice: {status.data_lost.message}")
@@ -93,7 +94,8 @@ def _down_finished(
     ]
     if delete_data and finished and not yes:
         names = ", ".join(status.name for _, status in finished)
-        _confirm(names, f"all that {names} stored", may_prompt=not as_json and sys.stdin.isatty())
+        _confirm(f"all that {names} stored", may_prompt=not as_json and sys.stdin.isatty())
+    say = streams.printer(as_json=as_json)
     result: list[dict[str, Any]] = []
     failed: list[LauncherError] = []
     for backend, status in finished:
@@ -109,7 +111,7 @@ def _down_finished(
         if removed or delete_data:
             result.append({"name": status.name, "state": status.state, "removed": removed, "deleted": delete_data})
             what = [count(number, kind) for kind, number in removed.items()] + ["its data"] * delete_data
-            print(f"{status.name} ({status.state}): removed {', '.join(what)}", file=sys.stderr if as_json else sys.stdout, flush=True)
+            say(f"{status.name} ({status.state}): removed {', '.join(what)}")
     if as_json:
         print(json.dumps(result))
     elif not result and not failed:
@@ -124,14 +126,11 @@ def _is_finished(status: RunStatus, *, delete_data: bool) -> bool:
     return own and status.ended is not None and status.state in _REMOVED[delete_data]
 
 
-def _confirm(run: str, directory: object, *, may_prompt: bool) -> None:
+def _confirm(deleted: str, *, may_prompt: bool) -> None:
+    """Ask the user to confirm a deletion. Raises UsageError if there is no prompt, and typer.Abort if the user declines."""
     if not may_prompt:
-        raise UsageError(
-            f"--delete-data deletes {directory or f'the record of {run}'} for good",
-            "add --yes, as there is no terminal for a prompt",
-        )
-    what = f"{directory} with its checkpoints and logs" if directory else "its record"
-    if not typer.confirm(f"delete {run}: {what}?", err=True):
+        raise UsageError(f"--delete-data deletes {deleted} for good", "add --yes, as there is no terminal for a prompt")
+    if not typer.confirm(f"delete {deleted}?", err=True):
         raise typer.Abort
 
 

@@ -43,13 +43,23 @@ class View(Protocol):
 
 
 def follow(
-    backend: Backend, name: str, tasks: list[str], view: View, interrupts: Interrupts, *, since: float, stop_description: str
+    backend: Backend,
+    name: str,
+    tasks: list[str],
+    view: View,
+    interrupts: Interrupts,
+    *,
+    since: float,
+    stop_description: str,
+    logs_command: str,
 ) -> RunStatus:
-    """Return the run's last status once it has ended and every line is shown. `stop_description` says what a stop does (stopping.py)."""
+    """Return the run's last status once it has ended and every line is shown.
+
+    `stop_description` says what a stop does (stopping.py); `logs_command` shows all lines.
+    """
+    stopper = Stopper(backend, name, view, interrupts, stop_description)
     try:
-        return _follow(
-            backend, name, view, Stopper(backend, name, view, interrupts, stop_description), LogReader(backend, name, tasks, since)
-        )
+        return _follow(backend, name, view, stopper, LogReader(backend, name, tasks, since), logs_command)
     except RunUnreachableError:
         raise  # it cannot be stopped either
     except BaseException:
@@ -58,11 +68,11 @@ def follow(
         raise
 
 
-def _follow(backend: Backend, name: str, view: View, stopper: "Stopper", reader: "LogReader") -> RunStatus:
+def _follow(backend: Backend, name: str, view: View, stopper: "Stopper", reader: "LogReader", logs_command: str) -> RunStatus:
     next_status = ended_since = 0.0
     while True:
         stopper.check()
-        for line in reader.take(0.1) if not reader.ended else _idle():
+        for line in reader.take(0.1):
             _show(line, view)
             ended_since = 0.0
         now = time.monotonic()
@@ -82,15 +92,10 @@ def _follow(backend: Backend, name: str, view: View, stopper: "Stopper", reader:
         late = now - ended_since > LAST_LINES_TIMEOUT
         if late and not reader.ended:
             view.say(
-                f"lines may be missing here: none came for {LAST_LINES_TIMEOUT:.0f} s after the run's end; `launcher logs {name}` shows them"
+                f"lines may be missing here: none came for {LAST_LINES_TIMEOUT:.0f} s after the run's end; `{logs_command}` shows them"
             )
         if late or reader.ended:
             return status
-
-
-def _idle() -> tuple[LogLine, ...]:
-    time.sleep(0.1)
-    return ()
 
 
 def _show(line: LogLine, view: View) -> None:
@@ -154,9 +159,9 @@ class LogReader:
         except Exception as error:  # noqa: BLE001  raised by take, on the main thread
             self._lines.put(error)
 
-    def take(self, seconds: float, limit: int = 1000) -> Iterator[LogLine]:
-        """Yield the available lines, waiting up to `seconds` for the first. Raises the reader thread's error."""
-        for position in range(limit):
+    def take(self, seconds: float) -> Iterator[LogLine]:
+        """Yield the available lines, at most 1,000, waiting up to `seconds` for the first. Raises the reader thread's error."""
+        for position in range(1000):
             try:
                 item = self._lines.get(timeout=seconds) if position == 0 else self._lines.get_nowait()
             except queue.Empty:

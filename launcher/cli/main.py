@@ -104,7 +104,7 @@ class VerbGroup(TyperGroup):
 def _refuse_empty(words: Sequence[str]) -> None:
     """Raise UsageError for an empty word after the verb: a name or value is never empty on purpose, and an empty path would mean the working directory."""
     for before, word in pairwise(words):
-        if before == "--grep":  # each line has an empty pattern
+        if before == "--grep" or word == "--grep=":  # each line has an empty pattern
             continue
         if not word or _WITHOUT_VALUE.fullmatch(word):
             option = before.partition("=")[0]  # its value may be a secret

@@ -7,10 +7,10 @@ from typing import Annotated, Any, get_args
 
 import typer
 
-from launcher.backend.registry import DEFAULT, in_namespaces
+from launcher.backend.registry import in_namespaces
 from launcher.cli.run_lookup import DEFAULT_RUNS, read_stored, run_names
 from launcher.plan.models import Target
-from launcher.plan.role_rules import ROLE_ORDER
+from launcher.plan.role_rules import ROLE_ORDER, task_name
 
 TARGET_CHOICES = "|".join(get_args(Target))
 
@@ -57,15 +57,14 @@ def complete_index(ctx: typer.Context, incomplete: str) -> list[str]:
 def complete_task(ctx: typer.Context, incomplete: str) -> list[str]:
     """Offer the tasks of the spec that the command line names."""
     from launcher.errors import LauncherError
-    from launcher.plan.planner import plan
     from launcher.spec.loader import load
+    from launcher.spec.role_programs import roles_of
 
     try:
-        spec = load(Path(_argument(ctx, "file") or ""))
-        tasks = plan(spec, DEFAULT, run_dir="", digest="").tasks
+        roles = roles_of(load(Path(_argument(ctx, "file") or "")))
     except LauncherError:
         return []
-    return _matching((task.name for task in tasks), incomplete)
+    return _matching((task_name(role, index) for role in ROLE_ORDER if role in roles for index in range(roles[role].replicas)), incomplete)
 
 
 def complete_task_of_run(ctx: typer.Context, incomplete: str) -> list[str]:

@@ -1,5 +1,6 @@
 """The result of a run: its exit code, and its summary for people and for programs."""
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -144,9 +145,9 @@ def _next_label(status: RunStatus) -> str:
 
 
 def failed_task(status: RunStatus) -> TaskStatus | None:
-    """Return the task because of which the run failed: of the failed tasks, the first to end."""
+    """Return the task because of which the run failed: of the failed tasks, the first to end; one whose end is not known comes last."""
     failed = [task for task in status.tasks if task.state is State.FAILED]
-    return min(failed, key=lambda task: task.ended or 0.0, default=None)
+    return min(failed, key=lambda task: math.inf if task.ended is None else task.ended, default=None)
 
 
 def _failure(backend: Backend, status: RunStatus, runs: Path) -> list[tuple[str, str]]:
@@ -154,10 +155,9 @@ def _failure(backend: Backend, status: RunStatus, runs: Path) -> list[tuple[str,
     if status.state not in (State.FAILED, State.INTERRUPTED):
         return []
     task = failed_task(status)
-    if task is None:
-        facts = [("reason", status.reason)] * bool(status.reason)
-        return [*facts, ("log", command(runs, "logs", status.name, on=status.backend))]
     facts = [("reason", status.reason)] * bool(status.reason)
+    if task is None:
+        return [*facts, ("log", command(runs, "logs", status.name, on=status.backend))]
     if task.name != status.reason_task:  # else the reason has these facts
         last = last_error_line(backend, status.name, task.name)
         how = "did not end by itself" if task.exit_code is None else describe(task.exit_code)

@@ -64,7 +64,10 @@ def find_run(name: str | None, backend: Backend, runs: Path, on: str | None = No
         return known[0].name
     if not known:
         elsewhere = "add --namespace" if in_namespaces(on) else "name their directory with --runs"
-        raise UsageError(f"there are no runs {listing_scope(runs, on)}", f"start one with `launcher up FILE`, or {elsewhere}")
+        raise UsageError(
+            f"there are no runs {listing_scope(runs, on)}",
+            f"start one with `{command(runs, 'up', 'FILE', on=on or DEFAULT)}`, or {elsewhere}",
+        )
     names = ", ".join(run.name for run in known)
     raise UsageError(f"there are {len(known)} runs {listing_scope(runs, on)}", f"name one of: {names}")
 

@@ -4,13 +4,14 @@ import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from launcher.backend.model import Backend, ClusterRef
 from launcher.cli.options import Context, Json, Name, Namespace, OnRun, Runs, complete_task_of_run
-from launcher.cli.run_lookup import DEFAULT_RUNS
+from launcher.cli.run_lookup import DEFAULT_RUNS, command
 from launcher.errors import LauncherError, UsageError, check_tasks
 from launcher.runs.status import ENDED
 from trainer.stacks import ProcessStacks
@@ -43,7 +44,7 @@ def stacks(
     from launcher.cli.backends import open_run
 
     backend, run = open_run(name, on, runs, ClusterRef(context, namespace))
-    tasks = _running_tasks(backend, run, task)
+    tasks = _running_tasks(backend, run, task, runs)
     failures: list[LauncherError] = []
     with ThreadPoolExecutor(min(_CONCURRENT_TASKS, len(tasks))) as pool:
         for task_name, answer in zip(tasks, pool.map(lambda name: _request(backend, run, name), tasks), strict=True):
@@ -54,14 +55,18 @@ def stacks(
         raise LauncherError(f"no task of {run} returned its stacks", failures[0].remedy)
 
 
-def _running_tasks(backend: Backend, run: str, task: str | None) -> list[str]:
+def _running_tasks(backend: Backend, run: str, task: str | None, runs: Path) -> list[str]:
+    """Return the tasks that run, or only `task`. Raises UsageError if it does not exist, or none runs."""
     status = backend.status(run)
-    known = [one.name for one in status.tasks]
+    states = {one.name: one.state for one in status.tasks}
     if task is not None:
-        check_tasks(run, [task], known)
-    running = [one.name for one in status.tasks if one.state not in ENDED and task in {None, one.name}]
+        check_tasks(run, [task], list(states))
+    running = [name for name, state in states.items() if state not in ENDED and task in {None, name}]
     if not running:
-        raise UsageError(f"{task or run} does not run: it is {status.state}", "see what it wrote: launcher logs " + run)
+        state = states[task] if task else status.state
+        raise UsageError(
+            f"{task or run} does not run: it is {state}", f"see what it wrote: `{command(runs, 'logs', run, on=status.backend)}`"
+        )
     return running
 
 

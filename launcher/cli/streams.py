@@ -3,6 +3,7 @@
 import io
 import os
 import sys
+from collections.abc import Callable, Iterable
 
 
 def prepare() -> None:
@@ -20,3 +21,14 @@ def print_yaml(text: str) -> None:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(encoding="utf-8", errors="backslashreplace")
     print(text, end="")
+
+
+def printer(*, as_json: bool) -> Callable[[str], None]:
+    """Return the function that prints a line for people: with --json to stderr, as stdout is for the program that reads it."""
+    return lambda message: print(message, file=sys.stderr if as_json else sys.stdout, flush=True)
+
+
+def print_notices(notices: Iterable[str]) -> None:
+    """Print each notice to stderr as soon as it comes."""
+    for notice in notices:
+        print(f"notice: {notice}", file=sys.stderr, flush=True)

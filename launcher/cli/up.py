@@ -13,6 +13,7 @@ import typer
 
 from launcher.backend.model import Backend, ClusterRef, PlannedRun, Prepares, Reconciles, Reserves
 from launcher.backend.registry import BACKENDS, DEFAULT, in_namespaces
+from launcher.cli import streams
 from launcher.cli.errors import INTERRUPTED
 from launcher.cli.options import Context, Json, Namespace, On, Runs, Set, resolve_cluster_ref
 from launcher.cli.run_lookup import DEFAULT_RUNS, command, runs_directory
@@ -72,7 +73,7 @@ def up(
     backend = open_backend(on, runs, cluster)
     may_prompt = not as_json and sys.stdin.isatty() and sys.stdout.isatty()
     up_arguments = (str(file), *(word for option in set_options or [] for word in ("--set", option)))
-    say = _printer(as_json=as_json)
+    say = streams.printer(as_json=as_json)
     source = command_line.get_parameter_source("runs")
     is_named = source is not None and source.name != "DEFAULT"  # also by `--runs runs`
     if BACKENDS[plan.target].stores_locally and not is_named and (note := check_runs_directory(up_arguments, runs, spec.name, fresh=fresh)):
@@ -156,11 +157,6 @@ def _prepared(backend: Backend, run: PlannedRun) -> Iterator[str]:
     return backend.prepare(run) if isinstance(backend, Prepares) else iter(())
 
 
-def _printer(*, as_json: bool) -> Any:
-    # With --json stdout is for the program that reads it.
-    return lambda message: print(message, file=sys.stderr if as_json else sys.stdout, flush=True)
-
-
 def _steps_done(old: RunStatus) -> str:
     lost = f"; {old.data_lost.message}" if old.data_lost else ""
     return (f" at step {old.step:,}" if old.step is not None else "") + lost
@@ -192,9 +188,10 @@ def _foreground(
             backend.start(run, is_cancelled=lambda: bool(interrupts.count))
         started()
         with _view(name, tasks, as_json=as_json) as view:
-            status = follow(backend, name, tasks, view, interrupts, since=since, stop_description=stop_action(run.spec))
-        for note in backend.finish(name) if isinstance(backend, Reconciles) else ():
-            print(f"notice: {note}", file=sys.stderr, flush=True)
+            stop_description, logs = stop_action(run.spec), command(runs, "logs", name, on=run.plan.target)
+            status = follow(backend, name, tasks, view, interrupts, since=since, stop_description=stop_description, logs_command=logs)
+        if isinstance(backend, Reconciles):
+            streams.print_notices(backend.finish(name))
     code = EXIT_CODES[status.state]
     if interrupts.first == signal.SIGINT and status.state is not State.SUCCEEDED:
         code = INTERRUPTED

@@ -1,15 +1,15 @@
 """`launcher wait`: wait until a run has ended."""
 
 import json
-import sys
 import time
 from typing import Annotated
 
 import typer
 
 from launcher.backend.model import ClusterRef, Reconciles
+from launcher.cli import streams
 from launcher.cli.options import Context, Json, Name, Namespace, OnRun, Runs
-from launcher.cli.run_lookup import DEFAULT_RUNS
+from launcher.cli.run_lookup import DEFAULT_RUNS, command
 from launcher.errors import LauncherError
 from launcher.runs.status import ENDED
 
@@ -49,15 +49,17 @@ def wait(
     backend, run = open_run(name, on, runs, ClusterRef(context, namespace), unique=True)
     deadline = None if seconds is None else time.monotonic() + seconds
     while (status := backend.status(run)).state not in ENDED:
-        for note in backend.reconcile(run) if isinstance(backend, Reconciles) else ():
-            print(note, file=sys.stderr, flush=True)
+        if isinstance(backend, Reconciles):
+            streams.print_notices(backend.reconcile(run))
         if deadline is not None and time.monotonic() >= deadline:
             raise WaitTimeoutError(
-                f"{run} has not ended within {timeout}: it is {status.state}", "it continues; wait again, or stop it with `launcher down`"
+                f"{run} has not ended within {timeout}: it is {status.state}",
+                f"it continues; wait again, or stop it with `{command(runs, 'down', run, on=status.backend)}`",
             )
         time.sleep(POLL_INTERVAL)
-    for note in (*backend.reconcile(run), *backend.finish(run)) if isinstance(backend, Reconciles) else ():
-        print(note, file=sys.stderr, flush=True)
+    if isinstance(backend, Reconciles):
+        streams.print_notices(backend.reconcile(run))
+        streams.print_notices(backend.finish(run))
     code = EXIT_CODES[status.state]
     if as_json:
         print(json.dumps(summary(status, code)))

@@ -271,7 +271,7 @@ def test_following_a_run_takes_less_than_one_request_in_two_seconds(
     began, seconds = time.monotonic() + 5, 20.0
     view = RecordingView(began + seconds)
     with pytest.raises(RunUnreachableError, match="seen long enough"):
-        follow(backend, long.stem, tasks, view, Interrupts(), since=time.time(), stop_description="")
+        follow(backend, long.stem, tasks, view, Interrupts(), since=time.time(), stop_description="", logs_command="")
     paths = [path for when, path in requests if began < when <= began + seconds]
     assert len(paths) / seconds < 0.5, paths
     assert len([when for when in view.lines if when > began]) > seconds

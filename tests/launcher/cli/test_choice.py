@@ -144,5 +144,6 @@ def test_an_error_about_several_runs_says_where_the_backend_has_them(on: str, pl
     runs = [SimpleNamespace(name="one"), SimpleNamespace(name="other")]
     with pytest.raises(UsageError, match=f"there are 2 runs {place}"):
         find_run(None, cast("Backend", SimpleNamespace(runs=lambda: runs)), Path("here"), on)
-    with pytest.raises(UsageError, match=f"there are no runs {place}"):
+    with pytest.raises(UsageError, match=f"there are no runs {place}") as refused:
         find_run(None, cast("Backend", SimpleNamespace(runs=list)), Path("here"), on)
+    assert ("--on kubernetes" in refused.value.remedy, "--runs here" in refused.value.remedy) == (on == "kubernetes", True)

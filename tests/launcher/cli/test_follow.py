@@ -42,7 +42,8 @@ def follow_ended(lines: Iterator[LogLine], monkeypatch: pytest.MonkeyPatch) -> S
     monkeypatch.setattr(follow, "time", SimpleNamespace(monotonic=lambda: next(clock), time=time.time, sleep=time.sleep))
     backend = SimpleNamespace(status=lambda _: ENDED, reconcile=lambda _: [], logs=lambda *_, **__: lines)
     shown = Shown()
-    assert follow.follow(cast("Backend", backend), "digits", ["chief"], shown, Interrupts(), since=0.0, stop_description="") is ENDED
+    options = {"stop_description": "", "logs_command": "launcher logs digits --on docker --runs elsewhere"}
+    assert follow.follow(cast("Backend", backend), "digits", ["chief"], shown, Interrupts(), since=0.0, **options) is ENDED
     return shown
 
 

@@ -111,6 +111,15 @@ def test_an_empty_word_of_an_unset_shell_variable_is_refused(
     golden(*capsys.readouterr().err.splitlines())
 
 
+def test_an_empty_pattern_is_allowed_as_each_line_matches_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for pattern in (["--grep", ""], ["--grep="]):
+        assert run(["logs", *pattern]) == 2
+        assert "there are no runs" in capsys.readouterr().err
+
+
 def test_an_unknown_backend_is_refused_with_the_names_of_all(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "toy.yaml").write_text(SPEC)
     for verb in ("up", "plan"):
@@ -200,6 +209,8 @@ def test_the_shell_completes_verbs_options_runs_and_tasks(tmp_path: Path, enviro
     assert complete("launcher logs mnist --role worker --index ", tmp_path, environment) == ["0", "1"]
     assert complete("launcher init --strategy mul", tmp_path, environment) == ["multi_worker_mirrored"]
     assert complete("launcher plan cluster.yaml --task ", tmp_path, environment) == ["chief"]
+    (tmp_path / "image.yaml").write_text("version: 1\nname: toy\nstrategy: single\nimage: busybox:1\n")  # its entrypoint runs
+    assert complete("launcher plan image.yaml --task ", tmp_path, environment) == ["chief"]
 
 
 def test_runs_without_tensorflow(tmp_path: Path, environment: dict[str, str]) -> None:

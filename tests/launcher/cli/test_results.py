@@ -70,6 +70,11 @@ def test_an_error_is_shown_once(golden: Golden) -> None:
     golden(facts["task"])
 
 
+def test_of_several_failed_tasks_the_first_whose_end_is_known_is_shown() -> None:
+    tasks = [TaskStatus(f"worker-{index}", State.FAILED, exit_code=1, ended=ended) for index, ended in enumerate((None, 7.0, 5.0))]
+    assert facts_of(run(State.FAILED, *tasks))["task"].startswith("worker-2, attempt 1, ")
+
+
 def test_a_remedy_is_shown_unless_the_reason_has_it() -> None:
     task = TaskStatus("chief", State.FAILED, exit_code=137, remedy="raise `roles.chief.memory`")
     assert facts_of(run(State.FAILED, task, reason="not done within 5 s"))["remedy"] == "raise `roles.chief.memory`"

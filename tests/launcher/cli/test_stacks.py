@@ -2,7 +2,15 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
+import pytest
+
+from launcher.backend.model import Backend
+from launcher.cli.stacks import _running_tasks
+from launcher.errors import UsageError
+from launcher.runs.status import RunStatus, State, TaskStatus
 from tests.launcher.cli.conftest import Cli
 from tests.waiting import until
 
@@ -48,3 +56,11 @@ def test_stacks_are_shown_of_each_task(cli: Cli, tmp_path: Path) -> None:
     assert cli("down", "toy", "--now").returncode == 0
     ended = cli("stacks", "toy")
     assert (ended.returncode, "toy does not run: it is stopped" in ended.stderr) == (2, True), ended.stderr
+
+
+def test_a_task_that_has_ended_is_named_with_its_own_state() -> None:
+    tasks = (TaskStatus("chief", State.RUNNING), TaskStatus("worker-0", State.FAILED))
+    backend = cast("Backend", SimpleNamespace(status=lambda _: RunStatus("toy", "docker", State.RUNNING, tasks=tasks)))
+    with pytest.raises(UsageError, match="worker-0 does not run: it is failed") as refused:
+        _running_tasks(backend, "toy", "worker-0", Path("elsewhere"))
+    assert "`launcher logs toy --on docker --runs elsewhere`" in refused.value.remedy

@@ -2,12 +2,18 @@
 
 import json
 import sys
+from collections.abc import Iterator
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from launcher.cli.errors import INTERRUPTED
 from launcher.cli.main import run
+from launcher.runs.status import RunStatus, State
+from tests.golden_messages import Golden
 from tests.launcher.cli.conftest import Cli, Spec
 from tests.waiting import until
 
@@ -45,9 +51,10 @@ def test_a_run_in_the_background_from_up_to_down(cli: Cli, spec: Spec, tmp_path:
     assert "launcher logs -f toy" in again.stderr
     assert "launcher down toy" in again.stderr
 
-    waited = cli("wait", "--timeout", "1s")
+    waited = cli("wait", "--timeout", "1s", env={"LAUNCHER_RUNS": str(tmp_path / "runs")})
     assert waited.returncode == 124
     assert "it is running" in waited.stderr
+    assert "`launcher down toy`" in waited.stderr
 
     down = cli("down")
     assert (down.returncode, "toy is stopped" in down.stdout) == (0, True), down.stderr
@@ -173,10 +180,38 @@ def test_of_several_runs_one_must_be_named_and_down_of_all_finished_removes_no_r
     assert [path.name for path in (tmp_path / "runs").iterdir() if not path.name.startswith(".")] == ["runs"]
 
 
-@pytest.mark.parametrize("arguments", [("toy", "--finished"), ("--older", "7d"), ("--finished", "--older", "week")])
+@pytest.mark.parametrize(
+    "arguments", [("toy", "--finished"), ("--older", "7d"), ("--finished", "--older", "week"), ("--finished", "--now")]
+)
 def test_down_of_many_and_of_one_exclude_each_other(arguments: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert run(["down", *arguments]) == 2
+
+
+def test_down_of_many_asks_once_what_to_delete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, golden: Golden) -> None:
+    done = RunStatus("a", "local", State.SUCCEEDED, ended=1.0)
+    runs = [(SimpleNamespace(), done), (SimpleNamespace(), replace(done, name="b"))]
+    questions: list[str] = []
+    monkeypatch.setattr("launcher.cli.backends.known_runs", lambda *_: runs)
+    monkeypatch.setattr("sys.stdin", SimpleNamespace(isatty=lambda: True))
+    monkeypatch.setattr("typer.confirm", lambda question, **_: questions.append(question))
+    assert run(["down", "--finished", "--delete-data", "--runs", str(tmp_path)]) == INTERRUPTED
+    golden(*questions)
+
+
+def test_wait_shows_each_notice_as_soon_as_it_comes(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    shown: list[str] = []
+
+    def finish(_: str) -> Iterator[str]:
+        for notice in ("a message is being sent", "it was sent"):
+            yield notice
+            shown.append(capsys.readouterr().err)
+
+    status = RunStatus("toy", "kubernetes", State.SUCCEEDED)
+    backend = SimpleNamespace(status=lambda _: status, reconcile=lambda _: [], finish=finish)
+    monkeypatch.setattr("launcher.cli.backends.open_run", lambda *_, **__: (backend, "toy"))
+    assert run(["wait", "toy"]) == 0
+    assert shown == ["notice: a message is being sent\n", "notice: it was sent\n"]
 
 
 @pytest.mark.parametrize("verb", ["status", "logs", "wait", "down", "tensorboard"])
