@@ -1,5 +1,6 @@
 """The facts about this machine that a local plan needs: cores, GPUs, and how its tasks find Python."""
 
+import itertools
 import os
 import shutil
 import subprocess
@@ -44,10 +45,10 @@ def cores() -> int:
 
 
 def gpus(environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the GPUs a task may be given: those of CUDA_VISIBLE_DEVICES if it is set, else all."""
+    """Return the GPUs a task may be given: those of CUDA_VISIBLE_DEVICES if it is set, else all. CUDA hides those after an invalid one."""
     visible = environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
-        return tuple(part.strip() for part in visible.split(",") if part.strip() not in {"", "-1", "NoDevFiles"})
+        return tuple(itertools.takewhile(lambda part: part not in {"", "-1", "NoDevFiles"}, map(str.strip, visible.split(","))))
     if _NVIDIA_PROC.is_dir():
         return tuple(str(index) for index in range(len(list(_NVIDIA_PROC.iterdir()))))
     return _from_nvidia_smi(("nvidia-smi", "-L")) if shutil.which("nvidia-smi") else ()

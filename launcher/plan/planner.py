@@ -30,6 +30,7 @@ from trainer.workloads.catalog import with_defaults
 
 # A user's program may need any part of TensorFlow, much of which can wait forever with a single thread.
 _MIN_INTER_OP_OF_COMMAND = 2
+_UNBUFFERED = {"PYTHONUNBUFFERED": "1"}  # the output of a killed attempt is not lost
 
 
 @dataclass(frozen=True)
@@ -309,7 +310,7 @@ class _TaskFields:
         }
         import_path = [self.code(), user.get("PYTHONPATH")]
         if machine := self.machine:
-            environment |= {"TRAINER_EVENTS": "json", "PYTHONUNBUFFERED": "1"}
+            environment |= {"TRAINER_EVENTS": "json"}
             # `python` in a command is then the launcher's, which has TensorFlow.
             environment["PATH"] = machines.search_path(os.path.dirname(machine.python), user.get("PATH", machine.path))  # noqa: PTH120
             import_path += [machine.python_path if "PYTHONPATH" not in user else None, machine.source]
@@ -320,11 +321,7 @@ class _TaskFields:
 
 def _container_environment(cpu: float | None, min_inter_op: int) -> dict[str, str]:
     """Return the variables for a container: unbuffered output, and its number of threads, since TensorFlow would count all cores of the machine."""
-    environment = {"PYTHONUNBUFFERED": "1"}
-    if cpu is None:
-        return environment
-    count = max(1, round(cpu))
-    return environment | _threads(count, min_inter_op)
+    return _UNBUFFERED if cpu is None else _UNBUFFERED | _threads(max(1, round(cpu)), min_inter_op)
 
 
 def _threads(count: int, min_inter_op: int) -> dict[str, str]:
@@ -348,7 +345,9 @@ def _local_environments(
     counts = share_cores({member.name: member.resources.cpu for member in members}, machine.cores)
     gpus = share_gpus({member.name: member.resources for member in members}, machine.gpus, all_or_none=all_or_none)
     environments = {
-        member.name: _threads(counts[member.name], min_inter_op) | {"CUDA_VISIBLE_DEVICES": ",".join(gpus.visible[member.name])}
+        member.name: _UNBUFFERED
+        | _threads(counts[member.name], min_inter_op)
+        | {"CUDA_VISIBLE_DEVICES": ",".join(gpus.visible[member.name])}
         for member in members
     }
     if not gpus.without:

@@ -6,6 +6,7 @@ https://docs.docker.com/reference/compose-file/ has the format. docs/docker.md s
 import ipaddress
 import math
 import os
+from collections.abc import Mapping
 from typing import Any
 
 from launcher.errors import UsageError
@@ -74,8 +75,8 @@ def compose(source: RenderSource) -> tuple[dict[str, Any], dict[str, dict[str, A
     anchors |= {"parent": parent} if injects_parent else {}
     anchors |= roles | ({"hardened": hardened} if hardened is not base else {})
     devices = _devices(plan)
-    scratch = compose_extras.scratch_volumes(source)
-    services: dict[str, Any] = {PREPARE: _prepare(source, hardened, common, scratch)} if compose_extras.has_prepare(source) else {}
+    prepared = compose_extras.prepared_volumes(source)
+    services: dict[str, Any] = {PREPARE: _prepare(source, hardened, common, prepared)} if prepared else {}
     for task in plan.tasks:
         services[task.name] = {
             MERGE: roles.get(task.role, task_defaults),
@@ -87,15 +88,14 @@ def compose(source: RenderSource) -> tuple[dict[str, Any], dict[str, dict[str, A
                 **_own_environment(task, environment),
             },
             **_limits(task, devices.get(task.name)),
-            **_storage(source, task, scratch),
+            **_volumes_and_depends_on(source, task, prepared),
         }
-        services |= compose_extras.services(source, task, base, common)
-    has_run_volume = storage_of(spec) is not None
-    if spec.tensorboard is not None and has_run_volume:
+        services |= compose_extras.services(source, task, base, common, prepared)
+    if spec.tensorboard is not None and has_tensorboard(spec):
         services[TENSORBOARD] = _tensorboard(spec, spec.tensorboard, plan, hardened, common)
     # No labels that depend on the spec: newer versions of Compose offer to recreate a volume whose labels have changed.
-    volumes: dict[str, Any] = {RUN_VOLUME: {"labels": {labels.RUN: plan.name}}} if has_run_volume else {}
-    volumes |= {name: {"labels": {labels.SCRATCH: plan.name}} for name in scratch}
+    volumes: dict[str, Any] = {RUN_VOLUME: {"labels": {labels.RUN: plan.name}}} if storage_of(spec) is not None else {}
+    volumes |= {name: {"labels": {labels.SCRATCH: plan.name}} for name in prepared if name != RUN_VOLUME}
     document = {
         "name": plan.name,
         "x-labels": common,
@@ -113,15 +113,17 @@ def compose(source: RenderSource) -> tuple[dict[str, Any], dict[str, dict[str, A
 
 
 def _header(source: RenderSource) -> str:
-    plan = source.plan
-    published = source.spec.tensorboard if storage_of(source.spec) else None
-    images = all_for(source.spec)
-    trains = plan.strategy in TRAINING
-    has_volume = storage_of(source.spec) is not None
-    verb = "trains;" if trains else "runs;  "
-    next_up = "continues from the last checkpoint" if trains and has_volume else "runs it again from its beginning"
+    spec, plan = source.spec, source.plan
+    published = spec.tensorboard if has_tensorboard(spec) else None
+    images = all_for(spec)
+    has_volume = storage_of(spec) is not None
+    verb, stored, next_up = "runs;  ", "results", "runs it again from its beginning"
+    if spec.train is not None and plan.strategy in TRAINING:
+        verb, stored, next_up = "trains;", "checkpoints", "continues from the last checkpoint" if has_volume else next_up
+    elif spec.train is None and has_volume:
+        stored, next_up = "your program's files", "starts your program again, with its files"
     tensorboard_note = f"; TensorBoard continues\n  {'':<33}on http://{_host(published.host)}:{published.port}" if published else ""
-    removal_line = f"  docker compose -f FILE down -v   removes {'checkpoints' if trains else 'results'} and logs too"
+    removal_line = f"  docker compose -f FILE down -v   removes {stored} and logs too"
     lines = [
         f"{plan.name} for Docker Compose. Made by: {source.title}" if source.title else f"{plan.name} for Docker Compose.",
         f"It needs the image{'s' if len(images) > 1 else ''} {', '.join(images)}, and an engine with Compose 2.20 or newer.",
@@ -172,7 +174,7 @@ def _notes(source: RenderSource) -> list[str]:
         notes.append("sidecars continue after their tasks: `launcher up --on docker` or `down` ends them")
     notes += ["Compose does not send the messages of `notify`; the supervisor of `launcher up --on docker` does"] if spec.notify else []
     if spec.storage is not None:
-        notes.append("storage is for Kubernetes; here only the engine's disk limits the volume")
+        notes.append("size, class, mount and access of storage are for Kubernetes; here only the engine's disk limits the volume")
     return notes
 
 
@@ -275,7 +277,7 @@ def _limits(task: Task, devices: dict[str, Any] | None) -> dict[str, Any]:
     return limits
 
 
-def _storage(source: RenderSource, task: Task, scratch: list[str]) -> dict[str, Any]:
+def _volumes_and_depends_on(source: RenderSource, task: Task, prepared: Mapping[str, str]) -> dict[str, Any]:
     spec, directory = source.spec, source.directory
     volumes: list[dict[str, Any]] = []
     if task.mounts_run_dir:
@@ -285,8 +287,7 @@ def _storage(source: RenderSource, task: Task, scratch: list[str]) -> dict[str, 
     if spec.train is not None and is_directory_name(spec.train) and not is_mounted(filter(is_in_compose, spec.volumes), spec.train.data):
         volumes.append(bind_relative(spec.train.data, CONTAINER_DATA, directory))
     volumes += compose_extras.volume_mounts(source, task)
-    gets_run_volume = task.mounts_run_dir and compose_extras.prepares_run_volume(source.plan)
-    needs_prepared = gets_run_volume or any(volume["source"] in scratch for volume in volumes)
+    needs_prepared = any(volume["source"] in prepared for volume in volumes)
     after = compose_extras.depends_on(source, task) or (compose_extras.on_success(PREPARE) if needs_prepared else {})
     return ({"depends_on": after} if after else {}) | ({"volumes": volumes} if volumes else {})
 
@@ -337,15 +338,13 @@ def _tensorboard(spec: ClusterSpec, tensorboard: TensorBoard, plan: Plan, base: 
     }
 
 
-def _prepare(source: RenderSource, base: dict[str, Any], common: dict[str, str], scratch: list[str]) -> dict[str, Any]:
+def _prepare(source: RenderSource, base: dict[str, Any], common: dict[str, str], prepared: Mapping[str, str]) -> dict[str, Any]:
     """Return the service that makes new volumes writable for the tasks' user; Docker does so by itself only with our own image.
 
     With `security: image` that user is not known, so all users may write to the volumes.
     """
     spec, plan = source.spec, source.plan
     to_all = spec.security == "image"
-    mounted = {RUN_VOLUME: CONTAINER_RUNS} if compose_extras.prepares_run_volume(plan) else {}
-    mounted |= {name: f"/scratch/{name}" for name in scratch}
     own = {"image": image(task_image(plan.tasks[0], spec))} if storage_of(spec) is None else {}  # an image that the run needs anyway
     return {
         MERGE: base,
@@ -354,9 +353,9 @@ def _prepare(source: RenderSource, base: dict[str, Any], common: dict[str, str],
         "user": "0:0",
         "cap_add": ["FOWNER" if to_all else "CHOWN"],
         "entrypoint": [],
-        "command": [*(["chmod", "1777"] if to_all else ["chown", f"{USER}:{USER}"]), *mounted.values()],
+        "command": [*(["chmod", "1777"] if to_all else ["chown", f"{USER}:{USER}"]), *prepared.values()],
         "network_mode": "none",
-        "volumes": [{"type": "volume", "source": name, "target": target} for name, target in mounted.items()],
+        "volumes": [{"type": "volume", "source": name, "target": target} for name, target in prepared.items()],
     }
 
 

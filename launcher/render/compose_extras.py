@@ -1,11 +1,12 @@
 """Additions to a task in a Compose file: its additional volumes, and a service for each init container and sidecar. Pure."""
 
+from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from launcher.images import task_image
 from launcher.plan.container_paths import CONTAINER_RUNS
-from launcher.plan.models import Plan, Task
+from launcher.plan.models import Task
 from launcher.render import labels
 from launcher.render.compose_values import bind_mount, bind_relative, escaped, image, resource_limits
 from launcher.render.targets import RenderSource
@@ -19,23 +20,18 @@ from launcher.spec.role_programs import extra_containers_of, init_containers_of,
 
 INIT = "init"  # the network of init containers: they can download files, but cannot reach tasks
 PREPARE = "prepare-volume"
-SIDECAR_RESTART = "unless-stopped"  # while its task runs, as Kubernetes restarts it
+SIDECAR_RESTART = "unless-stopped"  # as Kubernetes restarts it, but also after its task has ended: `launcher up` and `down` end it
 
 
-def scratch_volumes(source: RenderSource) -> list[str]:
-    """Return the names in the file of the volumes that begin empty for each task."""
+def prepared_volumes(source: RenderSource) -> dict[str, str]:
+    """Return the volumes that the service PREPARE makes writable for the tasks' user, each with its path there; empty without that service.
+
+    These are the volumes that begin empty for each task, and that of the run if its first mount may be in an image that does not do it.
+    """
     used = (mount for task in source.plan.tasks for mount in (*volume_mounts(source, task), *_container_mounts(source, task)))
-    return list(dict.fromkeys(str(mount["source"]) for mount in used if mount["type"] == "volume" and mount["source"] != RUN_VOLUME))
-
-
-def prepares_run_volume(plan: Plan) -> bool:
-    """Return whether the first mount of the run's volume may be in an image that does not make it writable for the tasks' user."""
-    return any(task.image for task in plan.tasks if task.mounts_run_dir)
-
-
-def has_prepare(source: RenderSource) -> bool:
-    """Return whether the file has the service that makes new volumes writable for the tasks' user."""
-    return bool(scratch_volumes(source)) or prepares_run_volume(source.plan)
+    scratch = [str(mount["source"]) for mount in used if mount["type"] == "volume" and mount["source"] != RUN_VOLUME]
+    run_volume = {RUN_VOLUME: CONTAINER_RUNS} if any(task.image for task in source.plan.tasks if task.mounts_run_dir) else {}
+    return run_volume | {name: f"/scratch/{name}" for name in scratch}
 
 
 def volume_mounts(source: RenderSource, task: Task) -> list[dict[str, Any]]:
@@ -59,12 +55,12 @@ def on_success(service: str) -> dict[str, Any]:
     return {service: {"condition": "service_completed_successfully"}}
 
 
-def services(source: RenderSource, task: Task, base: dict[str, Any], common: dict[str, str]) -> dict[str, Any]:
+def services(source: RenderSource, task: Task, base: dict[str, Any], common: dict[str, str], prepared: Mapping[str, str]) -> dict[str, Any]:
     """Return the services of a task's init containers, each of which waits for the one before, and of its sidecars. They extend `base`."""
     role = roles_of(source.spec)[task.role]
     extra: dict[str, Any] = {}
-    prepared = on_success(PREPARE) if has_prepare(source) else {}
-    waits_for = prepared
+    after_prepare = on_success(PREPARE) if prepared else {}
+    waits_for = after_prepare
     for container in init_containers_of(source.spec, role):
         name = f"{task.name}-{container.name}"
         own = {"restart": "no", "networks": [INIT], **({"depends_on": waits_for} if waits_for else {})}
@@ -76,7 +72,7 @@ def services(source: RenderSource, task: Task, base: dict[str, Any], common: dic
         own = {
             "restart": SIDECAR_RESTART,
             "network_mode": f"service:{task.name}",
-            "depends_on": {task.name: {"condition": "service_started"}, **prepared},
+            "depends_on": {task.name: {"condition": "service_started"}, **after_prepare},
         }
         extra[name] = _service(source, task, container, base) | {"labels": label_map} | own
     return extra

@@ -22,7 +22,7 @@ from launcher.render.kubernetes.objects import Object, Run, metadata
 
 CLUSTER_KEY = "TF_CLUSTER"
 
-# The maximum size of a ConfigMap, and of the annotation in which `kubectl apply` stores an object.
+# The maximum size of a ConfigMap's content, and of the annotation in which `kubectl apply` stores an object.
 # https://kubernetes.io/docs/concepts/configuration/configmap/#motivation
 _MAX_BYTES = 1024 * 1024
 _MAX_ANNOTATION_BYTES = 256 * 1024
@@ -51,11 +51,7 @@ def code(run: Run) -> list[Object]:
     """
     if run.spec.code is None:
         return []
-    config_map = _immutable(run, code_name(run))
-    config_map |= {field: files for field, files in _contents(run).items() if files}
-    if len(json.dumps(config_map)) > _MAX_BYTES:
-        raise _too_large(run)
-    return [config_map]
+    return [_immutable(run, code_name(run)) | {field: files for field, files in _contents(run).items() if files}]
 
 
 def parent_name(run: Run) -> str:
@@ -110,20 +106,16 @@ def _contents(run: Run) -> dict[str, dict[str, str]]:
         content = _read(path)
         total += len(content)
         if total > _MAX_BYTES:
-            raise _too_large(run)
+            raise UsageError(
+                f"code is {run.spec.code}, more than a ConfigMap holds ({_MAX_BYTES // 1024} KiB)",
+                f"build an image with it, `launcher image build --code {run.spec.code}`, name that as `image`, and leave `code` out",
+            )
         key = _key(path.relative_to(directory).as_posix())
         try:
             contents["data"][key] = content.decode()
         except UnicodeDecodeError:
             contents["binaryData"][key] = base64.b64encode(content).decode()
     return contents
-
-
-def _too_large(run: Run) -> UsageError:
-    return UsageError(
-        f"code is {run.spec.code}, more than a ConfigMap holds ({_MAX_BYTES // 1024} KiB)",
-        f"build an image with it, `launcher image build --code {run.spec.code}`, name that as `image`, and leave `code` out",
-    )
 
 
 def _files(directory: Path) -> list[Path]:
@@ -148,5 +140,8 @@ def _refuse_unreadable(error: OSError) -> NoReturn:
 
 
 def _key(path: str) -> str:
-    """Return the key of a file. Keys only have letters, digits, `-`, `_` and `.`, so `_` escapes the code of any other character."""
-    return re.sub(r"[^A-Za-z0-9.-]", lambda match: "_" if match[0] == "_" else f"_{ord(match[0]):x}_", path)
+    """Return the key of a file. Keys only have letters, digits, `-`, `_` and `.`, so `_2f_` stands for `/`, and so on.
+
+    A `_` of the path is escaped, too, if it would begin such a code: every path has its own key.
+    """
+    return re.sub(r"[^A-Za-z0-9._-]|_(?=[0-9a-f]+[^A-Za-z0-9.-])", lambda match: f"_{ord(match[0]):x}_", path)

@@ -1,7 +1,8 @@
 """Strategic merge of a patch into a pod template, as `kubectl patch` does it. Pure.
 
 Mappings are merged key by key, null removes a key. Lists whose items have a name (containers, volumes, variables) are
-merged item by item; `$patch: delete` in an item removes it. Other lists are replaced. `$patch: replace` replaces a mapping.
+merged item by item; `$patch: delete` in an item removes it. Other lists are replaced. `$patch: replace` replaces a mapping,
+`$patch: delete` empties it.
 https://kubernetes.io/docs/tasks/manage-kubernetes-objects/update-api-object-kubectl-patch/ has the rules; the keys of
 lists are `x-kubernetes-patch-merge-key` in Kubernetes' OpenAPI document.
 """
@@ -35,6 +36,8 @@ def merge(original: Any, patch: Any, field: str = "") -> Any:
 
 
 def _mappings(original: dict[str, Any], patch: dict[str, Any]) -> dict[str, Any]:
+    if patch.get(_DIRECTIVE) == "delete":
+        return {}
     if patch.get(_DIRECTIVE) == "replace":
         return {key: _plain(value) for key, value in patch.items() if key != _DIRECTIVE}
     merged = dict(original)

@@ -10,6 +10,7 @@ def test_the_users_choice_of_gpus_is_respected() -> None:
     assert machine.gpus({"CUDA_VISIBLE_DEVICES": "2, GPU-9f"}) == ("2", "GPU-9f")
     assert machine.gpus({"CUDA_VISIBLE_DEVICES": ""}) == ()
     assert machine.gpus({"CUDA_VISIBLE_DEVICES": "-1"}) == ()
+    assert machine.gpus({"CUDA_VISIBLE_DEVICES": "0,-1,1"}) == ("0",)
 
 
 def test_this_machine_has_the_cores_that_this_process_may_use() -> None:

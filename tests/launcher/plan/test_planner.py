@@ -190,6 +190,9 @@ def test_a_users_env_may_change_our_variables_but_not_the_task_s_settings() -> N
     assert json.loads(env["TRAINER_SETTINGS"])["run"] == "digits"
     assert env["PATH"] == "/venv/bin:/opt/bin"
     assert env["PYTHONPATH"].split(os.pathsep)[0] == "/lib/mine"
+    for target in ("local", "docker", "kubernetes"):
+        assert planned(target=target).tasks[0].env["PYTHONUNBUFFERED"] == "1"
+        assert planned(target=target, env={"PYTHONUNBUFFERED": ""}).tasks[0].env["PYTHONUNBUFFERED"] == ""
 
 
 def test_a_plan_has_no_values_of_secrets() -> None:

@@ -17,6 +17,7 @@ from launcher.errors import UsageError
 from launcher.plan import container_paths
 from launcher.render import compose, parent_file
 from launcher.render.targets import RenderSource
+from tests.golden_messages import Golden
 
 HEAD = "version: 1\nname: digits\n"
 CLUSTER = "strategy: parameter_server\nroles: {chief: {}, ps: {replicas: 1}, worker: {replicas: 2}, evaluator: {}}\n"
@@ -282,6 +283,16 @@ def test_a_program_in_an_image_of_ones_own_has_a_volume_only_if_the_spec_has_sto
     assert "down -v" not in text(own)
     assert "TensorBoard" not in text(own)
     assert rendered(own + "storage: {}\n")["services"]["chief"]["environment"]["RUN_DIR"] == "/runs/digits"
+
+
+def test_the_header_promises_checkpoints_only_of_training(text: Callable[[str], str], golden: Golden) -> None:
+    for spec in (
+        TRAIN,
+        "command: [python, -c, pass]\n",
+        "image: mine:1\ncommand: [python]\n",
+        "image: mine:1\ncommand: [python]\nstorage: {}\n",
+    ):
+        golden(*(line for line in text(spec).splitlines() if line.startswith(("#   docker", "# Note: size", "# Note: storage"))))
 
 
 def test_the_value_of_a_secret_comes_from_the_environment_of_compose(

@@ -19,6 +19,7 @@ POD: dict[str, Any] = {
         ({"nodeSelector": {"zone": "z"}}, ["nodeSelector"], {"pool": "a", "zone": "z"}),
         ({"nodeSelector": {"pool": None}}, ["nodeSelector"], {}),
         ({"nodeSelector": {"$patch": "replace", "zone": "z"}}, ["nodeSelector"], {"zone": "z"}),
+        ({"nodeSelector": {"$patch": "delete", "zone": "z"}}, ["nodeSelector"], {}),
         ({"tolerations": [{"key": "y"}]}, ["tolerations"], [{"key": "y"}]),
         ({"containers": [{"name": "trainer", "command": ["c"]}]}, ["containers", 0, "command"], ["c"]),
         ({"containers": [{"name": "trainer", "env": [{"name": "B", "value": "3"}]}]}, ["containers", 0, "env", 1], {"name": "B", "value": "3"}),

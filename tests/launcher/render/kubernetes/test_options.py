@@ -234,6 +234,11 @@ def test_code_becomes_a_configmap_with_its_directories(rendered: Rendered, tmp_p
     (code / ".git").mkdir()
     (code / "train.py").write_text("print('hello')\n")
     (code / "my_model" / "net 1.py").write_text("x = 1\n")
+    paths = ("my_model_2f_net 1.py", "my_model_2f", "x_2f_2f_a.py", "my_model_5f_2f_net 1.py")
+    texts = {path: f"path = {path!r}\n" for path in [*paths, "x/2f_a.py", "x_2f/a.py"]}
+    for path, text in texts.items():
+        (code / path).parent.mkdir(exist_ok=True)
+        (code / path).write_text(text)
     (code / "weights.bin").write_bytes(b"\xff\x00\xfe")
     (code / "__pycache__" / "train.pyc").write_bytes(b"")
     (code / ".git" / "HEAD").write_text("")
@@ -244,7 +249,7 @@ def test_code_becomes_a_configmap_with_its_directories(rendered: Rendered, tmp_p
         item["path"]: stored["data"].get(item["key"]) or base64.b64decode(stored["binaryData"][item["key"]])
         for item in volume["configMap"]["items"]
     }
-    assert files == {"train.py": "print('hello')\n", "my_model/net 1.py": "x = 1\n", "weights.bin": b"\xff\x00\xfe"}
+    assert files == {"train.py": "print('hello')\n", "my_model/net 1.py": "x = 1\n", "weights.bin": b"\xff\x00\xfe"} | texts
     assert volume["configMap"]["name"] == stored["metadata"]["name"]
     assert container(objects, "chief")["workingDir"] == "/code"
     assert {"name": "code", "mountPath": "/code", "readOnly": True} in container(objects, "chief")["volumeMounts"]
@@ -254,6 +259,8 @@ def test_code_that_is_too_large_for_a_configmap_needs_an_image(rendered: Rendere
     (tmp_path / "src").mkdir()
     spec = "command: [python, train.py]\ncode: ./src\n"
     (tmp_path / "src" / "train.py").write_text("x" * 300_000)
+    assert "kubectl apply --server-side" in text(spec)
+    (tmp_path / "src" / "lines.py").write_text("π\n" * 200_000, encoding="utf-8")  # 600,000 bytes, 1,600,000 in JSON
     assert "kubectl apply --server-side" in text(spec)
     (tmp_path / "src" / "more.py").write_text("x" * 900_000)
     with pytest.raises(UsageError) as refused:
