@@ -83,10 +83,10 @@ def _down_finished(
 ) -> None:
     """Remove what the user's ended runs left; with `older`, only runs whose end is known and longer ago."""
     from launcher.cli.backends import known_runs, selected_backend_name
-    from launcher.cli.formats import seconds_of
+    from launcher.cli.formats import parse_duration_option
 
     on = selected_backend_name(on, cluster)
-    before = time.time() - seconds_of(older, "--older") if older is not None else None
+    before = time.time() - parse_duration_option(older, "--older") if older is not None else None
     finished = [
         (backend, status)
         for backend, status in known_runs(on, runs, cluster)

@@ -1,4 +1,4 @@
-"""Times, sizes and counts as text for people, and a status as JSON."""
+"""Times, sizes and counts as text for people, the times and durations of options, and a status as JSON."""
 
 import math
 import re
@@ -83,19 +83,19 @@ def metrics(values: Mapping[str, float | None], between: str = "  ") -> str:
     return between.join(f"{name} {number(value)}" for name, value in values.items())
 
 
-def moment(text: str, now: float | None = None) -> float:
-    """Return seconds since the epoch from `10m` (that long ago) or an RFC 3339 time; one without a zone is local time. Raises UsageError."""
+def parse_since(text: str, now: float | None = None) -> float:
+    """Return seconds since the epoch from the value of --since: `10m` (that long ago) or an RFC 3339 time; one without a zone is local time. Raises UsageError."""
     from launcher.spec.quantities import DURATION_PATTERN
 
     if re.fullmatch(DURATION_PATTERN, text):
-        return (time.time() if now is None else now) - seconds_of(text, "--since")
+        return (time.time() if now is None else now) - parse_duration_option(text, "--since")
     seconds = timestamps.parse_rfc3339(text)
     if seconds is None:
         raise UsageError(f"{text!r} is not a time", "write how long ago, e.g. 10m, or a time, e.g. 2026-01-31T12:00:00Z")
     return seconds
 
 
-def seconds_of(text: str, option: str) -> float:
+def parse_duration_option(text: str, option: str) -> float:
     """Return seconds from a duration such as `90s`, given for an option. Raises UsageError for anything else."""
     from launcher.spec.problems import FieldError
     from launcher.spec.quantities import parse_duration

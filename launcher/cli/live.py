@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from launcher.cli import formats, measures, task_rows
-from launcher.cli.output_lines import LAUNCHER_NOTE, is_tf_noise, shown
+from launcher.cli.output_lines import LAUNCHER_NOTE, is_noise, shown
 from launcher.cli.prefixes import Prefixes
 from launcher.cli.tables import fact_lines, grid
 from launcher.cli.throttle import Throttle
@@ -62,8 +62,8 @@ class LiveView:
             self._console.print(self._prefixes.line(event["task"], render(event), _STYLES.get(kind, "")), overflow="fold")  # wraps at words
 
     def output(self, line: LogLine) -> None:
-        """Let a program's own output scroll, without TensorFlow's noise."""
-        if is_tf_noise(line.text):
+        """Let a program's own output scroll, without noise."""
+        if is_noise(line.text):
             return
         style = "yellow" if line.text.startswith(LAUNCHER_NOTE) else ""
         self._console.print(self._prefixes.line(line.task, shown(line), style), soft_wrap=True)
@@ -81,8 +81,8 @@ class LiveView:
         status = self._status
         if status is None:
             return Group(Text(), self._head(State.PENDING))
-        shown, left_out = task_rows.pick_rows(status, self._console.height - _FREE_ROWS)
-        rows = [task_rows.row(task, self._prefixes, marked=True) for task in shown]
+        tasks, left_out = task_rows.pick_rows(status, self._console.height - _FREE_ROWS)
+        rows = [task_rows.row(task, self._prefixes, marked=True) for task in tasks]
         parts: list[RenderableType] = [Text(), self._head(status.state), self._bar(status)]
         parts += [Text(), grid(task_rows.HEADERS, rows, right=task_rows.RIGHT, unwrapped=task_rows.UNWRAPPED, width=self._console.width)]
         if left_out:

@@ -72,7 +72,7 @@ def logs(
     from launcher.cli import formats
     from launcher.cli.backends import open_run
 
-    since_time = formats.moment(since) if since is not None else None
+    since_time = formats.parse_since(since) if since is not None else None
     tail = None if tail is None else min(tail, sys.maxsize)  # more than a deque, an engine or a cluster can count
     backend, run = open_run(name, on, runs, ClusterRef(context, namespace))
     all_tasks = backend.status(run).tasks

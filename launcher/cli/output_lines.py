@@ -36,7 +36,7 @@ def raw(line: LogLine) -> bytes:
 
 
 # TensorFlow's C++ log at level INFO, absl's warning before its initialization, and the launcher's line about the start, in each task's log.
-_TF_NOISE = re.compile(
+_NOISE = re.compile(
     r"I\d{4} \d\d:\d\d:\d+\.\d+\s+\d+ \S+:\d+\] "
     r"|\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+: I \w+/"
     r"|WARNING: All log messages before absl::InitializeLog"
@@ -44,6 +44,6 @@ _TF_NOISE = re.compile(
 )
 
 
-def is_tf_noise(text: str) -> bool:
+def is_noise(text: str) -> bool:
     """Return whether a line is noise, which `up` leaves out and `logs` shows."""
-    return _TF_NOISE.match(text) is not None
+    return _NOISE.match(text) is not None

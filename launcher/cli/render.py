@@ -48,7 +48,7 @@ def render(
     from launcher.spec import role_programs
 
     render_target = target(to)
-    spec, plan = plan_file(file, set_options or [], render_target.plan, DEFAULT_RUNS)
+    spec, plan = plan_file(file, set_options or [], render_target.plan_target, DEFAULT_RUNS)
     directory = Path.cwd() if output is None else output.absolute().parent
     source = RenderSource(spec, plan, directory, _title(file, to, set_options or []))
     if output is None:

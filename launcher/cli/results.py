@@ -73,7 +73,7 @@ def show_summary(console: Console, backend: Backend, status: RunStatus, runs: Pa
     head = f"{status.name} {_STATE_TEXT[status.state]}{took}"
     console.print()
     console.print(Text(f"{mark} {head}" if console.is_terminal else head, style=f"bold {colour}"))
-    facts = [*_failure(backend, status, runs), *_facts(status), *_next(status, runs, up_arguments)]
+    facts = [*_failure(backend, status, runs), *_facts(status), *_paths_and_commands(status, runs, up_arguments)]
     width = max(len(name) for name, _ in facts)
     for name, value in facts:
         # Text for people wraps at words; values to copy, and all values in a pipe, are not wrapped.
@@ -115,20 +115,21 @@ def _end_of(attempt: EndedAttempt) -> str:
     return attempt.cause if attempt.exit_code is None else describe(attempt.exit_code)
 
 
-def _next(status: RunStatus, runs: Path, up_arguments: Sequence[str]) -> list[tuple[str, str]]:
-    steps = [("run", relative_path(str(status.run_dir)))] if status.run_dir else []
+def _paths_and_commands(status: RunStatus, runs: Path, up_arguments: Sequence[str]) -> list[tuple[str, str]]:
+    """Return where a run has stored what, and the commands that may come next."""
+    rows = [("run", relative_path(str(status.run_dir)))] if status.run_dir else []
     if status.checkpoint is not None:
-        steps.append(("checkpoint", relative_path(status.checkpoint)))
+        rows.append(("checkpoint", relative_path(status.checkpoint)))
     if status.model is not None:
         copying = "" if status.local_run_dir else f"; `{command(runs, 'get', status.name, on=status.backend)}` copies it here"
-        steps.append(("model", relative_path(status.model) + copying))
+        rows.append(("model", relative_path(status.model) + copying))
     if status.state is not State.SUCCEEDED and up_arguments:
-        steps.append((_next_label(status), command(runs, "up", *up_arguments, on=status.backend)))
+        rows.append((_next_label(status), command(runs, "up", *up_arguments, on=status.backend)))
     if status.tensorboard:
-        steps.append(("TensorBoard", f"{status.tensorboard}, until `{command(runs, 'down', status.name, on=status.backend)}`"))
+        rows.append(("TensorBoard", f"{status.tensorboard}, until `{command(runs, 'down', status.name, on=status.backend)}`"))
     elif status.local_run_dir and (status.local_run_dir / "logs").is_dir():
-        steps.append(("TensorBoard", command(runs, "tensorboard", status.name)))
-    return steps
+        rows.append(("TensorBoard", command(runs, "tensorboard", status.name)))
+    return rows
 
 
 def _next_label(status: RunStatus) -> str:

@@ -5,7 +5,7 @@ import sys
 from types import TracebackType
 from typing import Self
 
-from launcher.cli.output_lines import is_tf_noise, shown
+from launcher.cli.output_lines import is_noise, shown
 from launcher.cli.prefixes import Prefixes
 from launcher.cli.throttle import Throttle
 from launcher.runs.status import LogLine, RunStatus
@@ -31,8 +31,8 @@ class PlainView:
             self._print(event["task"], render(event))
 
     def output(self, line: LogLine) -> None:
-        """Print the line as the program wrote it, unless it is TensorFlow's noise."""
-        if not is_tf_noise(line.text):
+        """Print the line as the program wrote it, unless it is noise."""
+        if not is_noise(line.text):
             self._print(line.task, shown(line))
 
     def status(self, status: RunStatus) -> None:

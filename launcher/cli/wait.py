@@ -45,7 +45,7 @@ def wait(
     from launcher.cli.backends import open_run
     from launcher.cli.results import EXIT_CODES, show_summary, summary
 
-    seconds = formats.seconds_of(timeout, "--timeout") if timeout is not None else None
+    seconds = formats.parse_duration_option(timeout, "--timeout") if timeout is not None else None
     backend, run = open_run(name, on, runs, ClusterRef(context, namespace), unique=True)
     deadline = None if seconds is None else time.monotonic() + seconds
     while (status := backend.status(run)).state not in ENDED:

@@ -12,8 +12,10 @@ from launcher.errors import LauncherError
 from launcher.plan.models import Plan, Task
 
 PORT = 2222
-EXCHANGE_PORT = PORT + 1  # on which the tasks of an all-reduce on CPUs listen for each other: trainer.engine.collectives.rendezvous
-ENDING_PORT = PORT + 2  # on which the leader's parent answers the other parents about the end of the run: trainer.run_end
+ALL_REDUCE_PORT = (
+    PORT + 1
+)  # where the tasks of an all-reduce on CPUs accept each other's connections: trainer.engine.collectives.rendezvous
+RUN_END_PORT = PORT + 2  # on which the leader's parent answers the other parents about the end of the run: trainer.run_end
 TENSORBOARD_PORT = 6006  # inside its container; the port outside is in the spec
 LOOPBACK = "127.0.0.1"
 
@@ -26,12 +28,12 @@ def url_host(host: str) -> str:
     return f"[{host}]" if ":" in host else host
 
 
-def cluster(members: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
+def cluster(addresses: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
     """Return TF_CONFIG's `cluster` from (task type, address) in order; the evaluator is never in it."""
     by_type: dict[str, list[str]] = {}
-    for kind, address in members:
-        if kind != "evaluator":
-            by_type.setdefault(kind, []).append(address)
+    for task_type, address in addresses:
+        if task_type != "evaluator":
+            by_type.setdefault(task_type, []).append(address)
     return by_type
 
 
@@ -40,17 +42,17 @@ def tf_config_text(tf_config: Mapping[str, Any]) -> str:
     return json.dumps(tf_config, separators=(",", ":"))
 
 
-def check_tf_config_size(members: Mapping[str, list[str]]) -> None:
-    """Raise LauncherError if TF_CONFIG of this cluster does not fit in one environment string. The remedy has the number of tasks that would."""
+def check_tf_config_size(cluster_spec: Mapping[str, list[str]]) -> None:
+    """Raise LauncherError if TF_CONFIG of this cluster does not fit in one environment string. The remedy says how many tasks would fit."""
     task = {"type": "evaluator", "index": 0}
-    total = sum(map(len, members.values()))
+    total = sum(map(len, cluster_spec.values()))
     overhead = len("TF_CONFIG=") + 1 + len(str(total))
-    size = overhead + len(tf_config_text({"cluster": members, "task": task}))
+    size = overhead + len(tf_config_text({"cluster": cluster_spec, "task": task}))
     if size <= ENVIRONMENT_LIMIT:
         return
-    used = overhead + len(tf_config_text({"cluster": {role: [] for role in members}, "task": task}))
+    used = overhead + len(tf_config_text({"cluster": {role: [] for role in cluster_spec}, "task": task}))
     fit = 0
-    for address in (address for addresses in members.values() for address in addresses):
+    for address in (address for addresses in cluster_spec.values() for address in addresses):
         used += len(address) + 3  # quotes and comma
         if used > ENVIRONMENT_LIMIT:
             break
@@ -64,9 +66,9 @@ def check_tf_config_size(members: Mapping[str, list[str]]) -> None:
 def with_addresses(plan: Plan, addresses: Mapping[str, str]) -> Plan:
     """Return the plan with other addresses, also in every TF_CONFIG. `addresses` has one for each task of the cluster."""
     by_task = {task.name: addresses.get(task.name, task.address) for task in plan.tasks}
-    members = cluster((task.tf_config["task"]["type"], by_task[task.name]) for task in plan.tasks)
+    cluster_spec = cluster((task.tf_config["task"]["type"], by_task[task.name]) for task in plan.tasks)
 
     def updated(task: Task) -> Task:
-        return dataclasses.replace(task, address=by_task[task.name], tf_config={"cluster": members, "task": task.tf_config["task"]})
+        return dataclasses.replace(task, address=by_task[task.name], tf_config={"cluster": cluster_spec, "task": task.tf_config["task"]})
 
     return dataclasses.replace(plan, tasks=tuple(updated(task) for task in plan.tasks))

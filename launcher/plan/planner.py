@@ -12,7 +12,7 @@ from typing import Any
 from launcher.errors import UsageError
 from launcher.plan import machine as machines
 from launcher.plan import role_rules
-from launcher.plan.addresses import ENDING_PORT, check_tf_config_size, cluster
+from launcher.plan.addresses import RUN_END_PORT, check_tf_config_size, cluster
 from launcher.plan.container_paths import CONTAINER_CODE
 from launcher.plan.machine import Machine
 from launcher.plan.models import Plan, Resources, RestartRule, RoleName, SecretKey, Target, Task
@@ -59,41 +59,41 @@ def plan(
 
     Raises LauncherError if TF_CONFIG would not fit in an environment variable.
     """
-    members = list(_members(spec))
-    names = [member.name for member in members if member.role != "evaluator"]
+    task_specs = list(_task_specs(spec))
+    names = [task.name for task in task_specs if task.role != "evaluator"]
     rules = TARGET_RULES[target]
     addresses = {name: rules.address(spec.name, name, position) for position, name in enumerate(names)}
     types = {"chief": "master"} if spec.tf_config.master else {}
-    by_role = cluster((types.get(member.role, member.role), addresses[member.name]) for member in members if member.role != "evaluator")
-    check_tf_config_size(by_role)
+    cluster_spec = cluster((types.get(task.role, task.role), addresses[task.name]) for task in task_specs if task.role != "evaluator")
+    check_tf_config_size(cluster_spec)
     settings = _settings(spec, rules, str(run_dir), digest)
     notices: tuple[str, ...] = ()
     min_inter_op = STRATEGIES[spec.strategy].min_inter_op_threads if spec.train else _MIN_INTER_OP_OF_COMMAND
     if rules.in_containers:
         machine = None
-        shares = {member.name: _container_environment(member.resources.cpu, min_inter_op) for member in members}
+        shares = {task.name: _container_environment(task.resources.cpu, min_inter_op) for task in task_specs}
     else:
         _refuse_entrypoints(spec)
-        machine = machine or machines.detect(with_gpus=any(member.resources.gpus for member in members))
-        shares, notices = _local_environments(members, machine, min_inter_op, _all_reduce_tasks(spec, members))
+        machine = machine or machines.detect(with_gpus=any(task.resources.gpus for task in task_specs))
+        shares, notices = _local_environments(task_specs, machine, min_inter_op, _all_reduce_tasks(spec, task_specs))
     task_fields = _TaskFields(spec, rules, str(run_dir), settings, Path(spec_dir or os.curdir).absolute(), machine)
-    role_fields = {role: task_fields.role_fields(role) for role in {member.role for member in members}}
+    role_fields = {role: task_fields.role_fields(role) for role in {task.role for task in task_specs}}
     leader = role_rules.leader(names)
     limits = spec.limits
     tasks = tuple(
         Task(
-            name=member.name,
-            role=member.role,
-            index=member.index,
-            address=addresses.get(member.name, ""),
-            tf_config={"cluster": by_role, "task": {"type": types.get(member.role, member.role), "index": member.index}},
-            env=task_fields.environment(member.role, shares[member.name]),
-            resources=member.resources,
+            name=task.name,
+            role=task.role,
+            index=task.index,
+            address=addresses.get(task.name, ""),
+            tf_config={"cluster": cluster_spec, "task": {"type": types.get(task.role, task.role), "index": task.index}},
+            env=task_fields.environment(task.role, shares[task.name]),
+            resources=task.resources,
             mounts_run_dir=task_fields.has_run_dir
-            and (task_fields.all_mount_run_dir or role_rules.mounts_run_dir(member.name, leader=leader)),
-            **role_fields[member.role],
+            and (task_fields.all_mount_run_dir or role_rules.mounts_run_dir(task.name, leader=leader)),
+            **role_fields[task.role],
         )
-        for member in members
+        for task in task_specs
     )
     return Plan(
         name=spec.name,
@@ -105,7 +105,7 @@ def plan(
         start_timeout=parse_duration(limits.start_timeout),
         grace_period=parse_duration(limits.grace_period),
         deadline=parse_duration(limits.deadline) if limits.deadline else None,
-        required_tasks=role_rules.required_tasks((member.name for member in members), is_command=spec.train is None, success=spec.success),
+        required_tasks=role_rules.required_tasks((task.name for task in task_specs), is_command=spec.train is None, success=spec.success),
         end_graces=_end_graces(spec),
         notices=(*notices, *rules.notices(spec)),
         spec_dir=str(task_fields.spec_dir),
@@ -114,7 +114,7 @@ def plan(
     )
 
 
-def _members(spec: ClusterSpec) -> Iterator[_TaskSpec]:
+def _task_specs(spec: ClusterSpec) -> Iterator[_TaskSpec]:
     for role_name in role_rules.ROLE_ORDER:
         role: Role | None = getattr(spec.roles, role_name)
         if role is None:
@@ -195,7 +195,7 @@ def _ending(spec: ClusterSpec, rules: TargetRules) -> Ending | None:
     ):
         return None
     return Ending(
-        port=ENDING_PORT,
+        port=RUN_END_PORT,
         success=spec.success,
         graces={str(role): seconds for role, seconds in _end_graces(spec).items()},
         grace_period=parse_duration(spec.limits.grace_period),
@@ -263,12 +263,12 @@ class _TaskFields:
     def _container_command(self, program: Program) -> tuple[str, ...]:
         """Return the command inside an image. For a user's image, the run supplies the trainer's parent, unless `supervise` is false."""
         if self.spec.train is not None:
-            return role_rules.TRAINER
+            return role_rules.TRAINER_COMMAND
         if not program.command:
             return program.args
         if program.image:
             return (*self.rules.parent, "--", *program.command) if self.spec.supervise else program.command
-        return (*role_rules.TRAINER, "--", *program.command)
+        return (*role_rules.TRAINER_COMMAND, "--", *program.command)
 
     def code(self) -> str | None:
         if self.spec.code is None:
@@ -332,27 +332,25 @@ def _threads(count: int, min_inter_op: int) -> dict[str, str]:
     }
 
 
-def _all_reduce_tasks(spec: ClusterSpec, members: list[_TaskSpec]) -> list[str]:
+def _all_reduce_tasks(spec: ClusterSpec, task_specs: list[_TaskSpec]) -> list[str]:
     """Return the tasks that must all train on GPUs or all on CPUs, as their gradients go by NCCL or by TCP: see the trainer's AllReduce."""
     all_reduces = spec.train is not None and STRATEGIES[spec.strategy].all_reduces
-    return [member.name for member in members if all_reduces and member.role != "evaluator"]
+    return [task.name for task in task_specs if all_reduces and task.role != "evaluator"]
 
 
 def _local_environments(
-    members: list[_TaskSpec], machine: Machine, min_inter_op: int, all_or_none: list[str]
+    task_specs: list[_TaskSpec], machine: Machine, min_inter_op: int, all_or_none: list[str]
 ) -> tuple[dict[str, dict[str, str]], tuple[str, ...]]:
     """Return each task's share of the machine as environment variables, and notices about missing GPUs."""
-    counts = share_cores({member.name: member.resources.cpu for member in members}, machine.cores)
-    gpus = share_gpus({member.name: member.resources for member in members}, machine.gpus, all_or_none=all_or_none)
+    counts = share_cores({task.name: task.resources.cpu for task in task_specs}, machine.cores)
+    gpus = share_gpus({task.name: task.resources for task in task_specs}, machine.gpus, all_or_none=all_or_none)
     environments = {
-        member.name: _UNBUFFERED
-        | _threads(counts[member.name], min_inter_op)
-        | {"CUDA_VISIBLE_DEVICES": ",".join(gpus.visible[member.name])}
-        for member in members
+        task.name: _UNBUFFERED | _threads(counts[task.name], min_inter_op) | {"CUDA_VISIBLE_DEVICES": ",".join(gpus.visible[task.name])}
+        for task in task_specs
     }
     if not gpus.without:
         return environments, ()
-    requested = sum(member.resources.gpus for member in members)
+    requested = sum(task.resources.gpus for task in task_specs)
     available = len(machine.gpus)
     return environments, (
         f"the spec asks for {requested} GPU{'s' * (requested != 1)}, this machine has {available}: these run without a GPU: {join_names(gpus.without, 5)}",

@@ -17,7 +17,7 @@ ROLE_ORDER: tuple[RoleName, ...] = ("chief", "worker", "ps", "evaluator")
 SINGLE_TASK_ROLES: frozenset[RoleName] = frozenset({"chief", "evaluator"})
 
 # The trainer's command in our image.
-TRAINER = ("python", "-P", "-m", "trainer")
+TRAINER_COMMAND = ("python", "-P", "-m", "trainer")
 
 # The command of its parent in an image with Python and without the trainer, before `-- COMMAND`. It imports only the image's standard
 # library. launcher/render/parent_file.py creates the file. Compose has its text in a variable instead, because it cannot mount a file
@@ -50,7 +50,7 @@ def can_report_end(plan: Plan) -> bool:
 
 def starts_parent(command: Sequence[str]) -> bool:
     """Return whether a command starts the trainer, or a program under its parent, which reports the task's state and restarts processes."""
-    return _starts_with(command, TRAINER) or _is_parent(command)
+    return _starts_with(command, TRAINER_COMMAND) or _is_parent(command)
 
 
 def _is_parent(command: Sequence[str]) -> bool:

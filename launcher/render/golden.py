@@ -16,7 +16,7 @@ def files() -> Iterator[tuple[Path, str]]:
     """Yield each committed file with the text that it should have."""
     for name, directory in DIRECTORIES.items():
         for example in sorted((ROOT / "examples").glob("*.yaml")):
-            spec, plan = plan_file(example, [], target(name).plan, ROOT)
+            spec, plan = plan_file(example, [], target(name).plan_target, ROOT)
             source = RenderSource(spec, plan, ROOT / directory, f"launcher render {example.relative_to(ROOT)} --to {name}")
             if target(name).directory:
                 for file, text in directory_renderer(name)(source).items():

@@ -31,13 +31,13 @@ DirectoryRenderer = Callable[[RenderSource], dict[str, str]]
 
 @dataclass(frozen=True)
 class RenderTarget:
-    """The plan that a renderer takes, and the module of its function `render`: RenderSource -> YAML text.
+    """The target of the plan that a renderer takes, and the module of its function `render`: RenderSource -> YAML text.
 
     With `directory` the module also has `files`, which returns one file for each kind. `gang` replaces the spec's `kubernetes.gang`
     if it is not None. `examples` is the repository's directory of the examples rendered for it, if they are committed.
     """
 
-    plan: "Target"
+    plan_target: "Target"
     module: str
     directory: bool = False
     gang: str | None = None

@@ -13,5 +13,5 @@ def command(spec: ClusterSpec, plan: Plan) -> list[str]:
     """
     image = spec.tensorboard.image if spec.tensorboard else None
     has_trainer = image is None and (spec.image is None or spec.train is not None)
-    start = (*role_rules.TRAINER[:-1], "trainer.tensorboard") if has_trainer else ("python", "-m", "tensorboard.main")
+    start = (*role_rules.TRAINER_COMMAND[:-1], "trainer.tensorboard") if has_trainer else ("python", "-m", "tensorboard.main")
     return [*start, "--logdir", f"{plan.run_dir}/logs", "--host", "0.0.0.0", "--port", str(TENSORBOARD_PORT)]  # noqa: S104

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from launcher.render.kubernetes.objects import TRAINER
+from launcher.render.kubernetes.objects import TRAINER_CONTAINER
 from launcher.spec.problems import Path
 from launcher.spec.role_programs import leader_role_name
 from launcher.tfjob.field_reader import FieldReader
@@ -73,7 +73,7 @@ class RoleBuilder:
         if self.volumes:
             pod["volumes"] = self.volumes
         if container:
-            pod["containers"] = [{"name": TRAINER, **container}]
+            pod["containers"] = [{"name": TRAINER_CONTAINER, **container}]
         # In a pod template, sidecars are init containers.
         overrides = [
             (extra.fields["name"], extra.override | ({"volumeMounts": extra.mounts} if extra.mounts else {}))

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from launcher.render.kubernetes.objects import TRAINER
+from launcher.render.kubernetes.objects import TRAINER_CONTAINER
 from launcher.tfjob import pod_volumes
 from launcher.tfjob.builder import RoleBuilder, SharedSetting, SpecBuilder
 from launcher.tfjob.pod_containers import TENSORFLOW
@@ -43,7 +43,7 @@ def _with_renamed_container(value: Any) -> Any:
     renamed = {key: _with_renamed_container(item) for key, item in value.items()}
     reference = renamed.get("resourceFieldRef")
     if isinstance(reference, dict) and reference.get("containerName") == TENSORFLOW:
-        renamed["resourceFieldRef"] = {**reference, "containerName": TRAINER}
+        renamed["resourceFieldRef"] = {**reference, "containerName": TRAINER_CONTAINER}
     return renamed
 
 

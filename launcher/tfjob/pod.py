@@ -2,8 +2,8 @@
 
 from pydantic import ValidationError
 
-from launcher.plan.addresses import ENDING_PORT, PORT
-from launcher.render.kubernetes.objects import TRAINER
+from launcher.plan.addresses import PORT, RUN_END_PORT
+from launcher.render.kubernetes.objects import TRAINER_CONTAINER
 from launcher.spec.kubernetes import Toleration
 from launcher.spec.problems import Path, shown
 from launcher.tfjob import container, pod_containers, pod_volumes
@@ -21,7 +21,7 @@ def _carry_over(role: RoleBuilder, path: Path) -> None:
 def _host_network(role: RoleBuilder, path: Path) -> None:
     _carry_over(role, path)
     if role.reader.boolean(path):
-        message = f"carried over; every task listens on port {PORT} of its node, and a program's parent on {ENDING_PORT}, so two tasks cannot share a node"
+        message = f"carried over; every task listens on port {PORT} of its node, and a program's parent on {RUN_END_PORT}, so two tasks cannot share a node"
         role.reader.add_remark(path, message, "separate tasks by affinity, and check NetworkPolicies: they do not apply to such pods")
 
 
@@ -159,7 +159,7 @@ POD: Table[RoleBuilder] = {
 _POD_GROUP_PREFIXES = ("scheduling.k8s.io/", "scheduling.volcano.sh/")
 # An annotation about the task's container by its name, as key or as value -> the same with its new name.
 _APPARMOR = "container.apparmor.security.beta.kubernetes.io"
-_CONTAINER_KEYS = {f"{_APPARMOR}/{TENSORFLOW}": f"{_APPARMOR}/{TRAINER}"}
+_CONTAINER_KEYS = {f"{_APPARMOR}/{TENSORFLOW}": f"{_APPARMOR}/{TRAINER_CONTAINER}"}
 _CONTAINER_VALUES = ("kubectl.kubernetes.io/default-container", "kubectl.kubernetes.io/default-logs-container")
 
 
@@ -171,7 +171,7 @@ def _labels(role: RoleBuilder, path: Path) -> None:
             role.reader.add_remark((*path, key), message, "create the PodGroup, or remove this and schedulerName from the override")
     if labels:
         role.metadata[str(path[-1])] = {
-            _CONTAINER_KEYS.get(key, key): TRAINER if key in _CONTAINER_VALUES and value == TENSORFLOW else value
+            _CONTAINER_KEYS.get(key, key): TRAINER_CONTAINER if key in _CONTAINER_VALUES and value == TENSORFLOW else value
             for key, value in labels.items()
         }
 

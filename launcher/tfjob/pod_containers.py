@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from launcher.render.kubernetes.objects import TRAINER
+from launcher.render.kubernetes.objects import TRAINER_CONTAINER
 from launcher.spec import names
 from launcher.spec.problems import FieldError, Path
 from launcher.tfjob import pod_volumes, resources, variables
@@ -36,7 +36,7 @@ def read_sidecar(role: RoleBuilder, path: Path) -> None:
 def _read(role: RoleBuilder, path: Path, kind: str) -> None:
     reader = role.reader
     name = reader.name(path)
-    if name == TRAINER or (name == TENSORFLOW and path[-2] == "initContainers"):
+    if name == TRAINER_CONTAINER or (name == TENSORFLOW and path[-2] == "initContainers"):
         reader.add_problem((*path, "name"), f"the name {name} is taken by the task's container", "another name", "rename it")
         return
     if name is None:

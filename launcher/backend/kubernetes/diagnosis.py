@@ -15,7 +15,7 @@ from launcher.backend.kubernetes.object_fields import Object, condition_entry
 from launcher.files import json_object
 from launcher.plan import role_rules
 from launcher.plan.container_paths import CONTAINER_RUNS
-from launcher.render.kubernetes.objects import INSTANCE, TRAINER
+from launcher.render.kubernetes.objects import INSTANCE, TRAINER_CONTAINER
 from launcher.runs.reasons import RESTRICTION_REMEDY, LastError, cause_with_output, meets_restriction, reports_kill
 from trainer.exit_codes import describe
 
@@ -225,7 +225,7 @@ def task_container(pod: Object) -> Object:
     The kubelet sorts containers by name, and `kubernetes.overrides` or an admission webhook may have added some.
     """
     statuses: Sequence[Object] = pod.get("status", {}).get("containerStatuses") or ({},)
-    return next((status for status in statuses if status.get("name") == TRAINER), statuses[0])
+    return next((status for status in statuses if status.get("name") == TRAINER_CONTAINER), statuses[0])
 
 
 def _diagnose_containers(pod: Object) -> Diagnosis | None:

@@ -7,7 +7,7 @@ https://kubernetes.io/docs/concepts/services-networking/network-policies/
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from launcher.plan.addresses import EXCHANGE_PORT, PORT
+from launcher.plan.addresses import ALL_REDUCE_PORT, PORT
 from launcher.plan.task_groups import groups
 from launcher.render.kubernetes.objects import TASK_LABEL, Object, Run, selector
 from trainer.strategies import STRATEGIES
@@ -25,7 +25,7 @@ class RequiredPort:
 
 _DNS = RequiredPort("DNS", 53, "UDP", of_tasks=False)
 _PORT = RequiredPort(f"port {PORT} of each other", PORT)
-_EXCHANGE = RequiredPort(f"port {EXCHANGE_PORT} of each other", EXCHANGE_PORT)
+_EXCHANGE = RequiredPort(f"port {ALL_REDUCE_PORT} of each other", ALL_REDUCE_PORT)
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from launcher.files import json_object
 from launcher.images import USER
 from launcher.plan import planner
 from launcher.plan.container_paths import CONTAINER_RUNS
-from launcher.render.kubernetes.objects import TRAINER, Run
+from launcher.render.kubernetes.objects import TRAINER_CONTAINER, Run
 from launcher.runs import archive
 from launcher.runs.artifacts import ARTIFACT_DIRECTORIES, Artifact, ArtifactStream, missing_artifact
 from launcher.spec.models import ClusterSpec
@@ -139,7 +139,7 @@ def _response(cluster: Cluster, pod: str, artifact: str, token: str) -> tuple[ht
     while True:
         try:
             # Connect only once it listens: a refused connection ends the client's thread with a traceback.
-            output = cluster.log(pod, TRAINER, [], timeout=_ANSWER_TIMEOUT).decode("utf-8", "replace")
+            output = cluster.log(pod, TRAINER_CONTAINER, [], timeout=_ANSWER_TIMEOUT).decode("utf-8", "replace")
             if archive.LISTENING not in output:
                 raise ConnectionError("its server is not listening yet")
             return _request(cluster, pod, artifact, token)

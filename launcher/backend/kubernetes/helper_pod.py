@@ -12,7 +12,7 @@ from launcher.backend.kubernetes.object_fields import has_ended, is_being_delete
 from launcher.errors import LauncherError, UsageError
 from launcher.plan.container_paths import CONTAINER_RUNS
 from launcher.render.kubernetes import pods, storage
-from launcher.render.kubernetes.objects import COMPONENT, HELPER_POD, TASK_LABEL, TRAINER, Run, metadata, resource_list
+from launcher.render.kubernetes.objects import COMPONENT, HELPER_POD, TASK_LABEL, TRAINER_CONTAINER, Run, metadata, resource_list
 
 # Small resources, set explicitly so that a quota admits the pod.
 _RESOURCES = {"requests": {"cpu": "100m", "memory": "128Mi"}, "limits": {"cpu": "1", "memory": "256Mi"}}
@@ -148,14 +148,14 @@ def _pod(run: Run, command: list[str], *, mounted: bool = True, read_only: bool 
     mounts, volumes = ([run_mount, mount], [storage.volume(run), volume]) if mounted else ([mount], [volume])
     given = resource_list(run.options.helper.cpu, run.options.helper.memory)
     resources = {kind: {**default, **given} for kind, default in _RESOURCES.items()}
-    container = pods.base_container(run, TRAINER, command) | {"resources": resources, "volumeMounts": mounts}
+    container = pods.base_container(run, TRAINER_CONTAINER, command) | {"resources": resources, "volumeMounts": mounts}
     pod_metadata = metadata(run, f"{run.name}-{HELPER_POD}", HELPER_POD)
     pod_metadata["generateName"] = f"{pod_metadata.pop('name')}-"  # unique: two may run at once
     spec = {
         "restartPolicy": "Never",
         "activeDeadlineSeconds": math.ceil(deadline),  # also if the launcher that created it was killed
         **pods.hardened(run),
-        **pods.placement(run),
+        **pods.scheduling(run),
         "containers": [container],
         "volumes": volumes,
     }

@@ -17,7 +17,7 @@ from launcher.backend.kubernetes.object_fields import has_ended, is_being_delete
 from launcher.backend.kubernetes.pod_status import Object, task_of
 from launcher.errors import LauncherError
 from launcher.plan import role_rules
-from launcher.render.kubernetes.objects import TRAINER
+from launcher.render.kubernetes.objects import TRAINER_CONTAINER
 from launcher.runs.event_lines import log_line
 from launcher.runs.status import LogLine
 from trainer.events import escaped
@@ -160,7 +160,7 @@ class PodLogs:
     def _follow_lines(self, pod: Object) -> Generator[bytes]:
         """Yield a pod's log as it comes, after storing it; mark a gap since the last line read."""
         after, begins = self._after.get(pod["metadata"]["uid"], _BEFORE_ALL), True
-        for content in self._cluster.follow_log(pod["metadata"]["name"], TRAINER, _query(after), timeout=_SILENCE_TIMEOUT):
+        for content in self._cluster.follow_log(pod["metadata"]["name"], TRAINER_CONTAINER, _query(after), timeout=_SILENCE_TIMEOUT):
             entries = list(_entries(content))
             if begins:
                 entries = _with_gap_marked(task_of(pod), entries, after)
@@ -255,7 +255,7 @@ class PodLogs:
         if after == _BEFORE_ALL and tail is not None:
             query.append(("tailLines", str(max(tail, 1))))
         try:
-            content = self._cluster.log(name, TRAINER, query, timeout=_ANSWER_TIMEOUT)
+            content = self._cluster.log(name, TRAINER_CONTAINER, query, timeout=_ANSWER_TIMEOUT)
         except LauncherError:  # it is gone, or its node does not answer
             pause = min(2 * self._paused[uid][1], _MAX_PAUSE) if uid in self._paused else _MIN_PAUSE
             self._paused[uid] = (time.monotonic() + pause, pause)
@@ -343,7 +343,9 @@ def _last_timestamp(path: Path) -> str:
 def has_parent(pod: Object) -> bool:
     """Return whether the trainer's parent runs in a pod, and so writes events: not above an image's entrypoint, without a `command`."""
     containers = pod.get("spec", {}).get("containers") or ()
-    return all(role_rules.starts_parent(container.get("command") or ()) for container in containers if container.get("name") == TRAINER)
+    return all(
+        role_rules.starts_parent(container.get("command") or ()) for container in containers if container.get("name") == TRAINER_CONTAINER
+    )
 
 
 def _has_written(pod: Object) -> bool:

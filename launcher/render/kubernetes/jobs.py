@@ -11,7 +11,7 @@ from launcher.render.kubernetes.objects import (
     QUEUE_LABEL,
     SECONDS_AFTER_RUN,
     TASKS,
-    TRAINER,
+    TRAINER_CONTAINER,
     Object,
     Run,
     checked,
@@ -117,7 +117,7 @@ def _waits_for_another_job(run: Run, group: TaskGroup) -> bool:
 
 
 def _on_exit(action: str, operator: str, values: list[int]) -> Object:
-    return {"action": action, "onExitCodes": {"containerName": TRAINER, "operator": operator, "values": values}}
+    return {"action": action, "onExitCodes": {"containerName": TRAINER_CONTAINER, "operator": operator, "values": values}}
 
 
 def time_to_live(run: Run) -> Object:
@@ -167,6 +167,6 @@ def _job(run: Run, group: TaskGroup) -> Object:
     template = spec.pop("template")
     spec |= time_to_live(run) | success_policy(run, group)
     spec["template"] = template
-    notes = provenance(run) | _end_annotations(run, group)
-    head = metadata(run, checked(f"{run.name}-{group.role}"), group.role, labels=queue_labels(run), annotations=notes)
+    annotations = provenance(run) | _end_annotations(run, group)
+    head = metadata(run, checked(f"{run.name}-{group.role}"), group.role, labels=queue_labels(run), annotations=annotations)
     return {"apiVersion": "batch/v1", "kind": "Job", "metadata": head, "spec": spec}

@@ -193,7 +193,7 @@ def _tensorboard_pod(run: Run, tensorboard: TensorBoard) -> Object:
     }
     spec: Object = {
         **pods.hardened(run),
-        **pods.placement(run),
+        **pods.scheduling(run),
         **({"affinity": {"podAffinity": affinity}} if (affinity := storage.volume_affinity(run, TENSORBOARD)) else {}),
         "containers": [container],
         "volumes": [storage.volume(run), volume],

@@ -1,6 +1,6 @@
 """The network of a run: the headless Service by which its tasks find each other, and the NetworkPolicies about other pods. Pure."""
 
-from launcher.plan.addresses import EXCHANGE_PORT, PORT, TENSORBOARD_PORT
+from launcher.plan.addresses import ALL_REDUCE_PORT, PORT, TENSORBOARD_PORT
 from launcher.render.kubernetes.objects import TASK_LABEL, TENSORBOARD, Object, Run, checked, metadata, selector
 from trainer.strategies import STRATEGIES
 
@@ -24,7 +24,7 @@ def policies(run: Run) -> list[Object]:
     tasks = {"matchLabels": _tasks(run)}
     ports: Object = {}
     if not _uses_other_ports(run):
-        numbers = [PORT, EXCHANGE_PORT] if STRATEGIES[run.spec.strategy].all_reduces else [PORT]
+        numbers = [PORT, ALL_REDUCE_PORT] if STRATEGIES[run.spec.strategy].all_reduces else [PORT]
         ports = {"ports": [{"protocol": "TCP", "port": port} for port in numbers]}
     own = _policy(run, run.name, tasks, {"from": [{"podSelector": tasks}], **ports}, None)
     if run.options.egress == "tasks":

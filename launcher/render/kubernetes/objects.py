@@ -17,7 +17,7 @@ from launcher.spec.quantities import millicores
 Object = dict[str, Any]
 
 # The names of containers, in overrides and policies, too.
-TRAINER = "trainer"
+TRAINER_CONTAINER = "trainer"
 TENSORBOARD = "tensorboard"
 HELPER_POD = "housekeeping"
 ATTENDANT = "attendant"
@@ -120,8 +120,8 @@ class Run:
 
 def supported(run: Run, fields: Mapping[str, Any]) -> Object:
     """Return the fields of an object that the run's version of Kubernetes has."""
-    target = parse_version(run.version)
-    return {field: value for field, value in fields.items() if _SINCE.get(field, (1, 0)) <= target}
+    version = parse_version(run.version)
+    return {field: value for field, value in fields.items() if _SINCE.get(field, (1, 0)) <= version}
 
 
 def selector(run: Run, component: str | None = None) -> dict[str, str]:

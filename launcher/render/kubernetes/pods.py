@@ -18,7 +18,7 @@ from launcher.render.kubernetes.objects import (
     RESTRICTED_SECURITY_CONTEXT,
     TASK_LABEL,
     TENSORBOARD,
-    TRAINER,
+    TRAINER_CONTAINER,
     Object,
     Run,
     env,
@@ -53,7 +53,7 @@ def template(run: Run, group: TaskGroup) -> Object:
         "subdomain": run.name,
         "terminationGracePeriodSeconds": math.ceil(run.plan.grace_period),
         **(hardened(run) if group.first_task.is_hardened else _unhardened(run, group)),
-        **_scheduling(run, group),
+        **_task_scheduling(run, group),
         **({"automountServiceAccountToken": True} if run.options.service_account else {}),
         **extra_containers.init_containers(run, group),
         "containers": [_task_container(run, group)],
@@ -70,10 +70,10 @@ def killed_if_evicted(run: Run, group: TaskGroup) -> bool:
 def may_exceed_storage(template: Object) -> bool:
     """Return whether a pod template limits its storage, so that the kubelet may evict its pod."""
     limited = [(part.get("resources") or {}).get("limits") or {} for part in template["spec"]["containers"]]
-    scratch = [part.get("emptyDir") or {} for part in template["spec"].get("volumes") or ()]
+    empty_dirs = [part.get("emptyDir") or {} for part in template["spec"].get("volumes") or ()]
     # A volume in memory is full at its limit, and cannot exceed it.
     return any("ephemeral-storage" in limits for limits in limited) or any(
-        "sizeLimit" in part and part.get("medium") != "Memory" for part in scratch
+        "sizeLimit" in part and part.get("medium") != "Memory" for part in empty_dirs
     )
 
 
@@ -109,11 +109,11 @@ def _group_fields(run: Run) -> Object:
     return {"fsGroup": run.options.user, "fsGroupChangePolicy": "OnRootMismatch"}
 
 
-def _pod_fields(run: Run, user: Object) -> Object:
+def _pod_fields(run: Run, security_context: Object) -> Object:
     fields: Object = {
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
-        "securityContext": {**user, "seccompProfile": {"type": "RuntimeDefault"}},
+        "securityContext": {**security_context, "seccompProfile": {"type": "RuntimeDefault"}},
     }
     if run.options.service_account:
         fields["serviceAccountName"] = run.options.service_account
@@ -145,7 +145,7 @@ def tmp() -> tuple[Object, Object]:
 
 
 def _task_container(run: Run, group: TaskGroup) -> Object:
-    container = base_container(run, TRAINER, group.first_task.command, task=group.first_task)
+    container = base_container(run, TRAINER_CONTAINER, group.first_task.command, task=group.first_task)
     if group.first_task.cwd is not None:
         container["workingDir"] = group.first_task.cwd
     env_from = [_env_from(source) for source in run.options.env_from if source.name is None]
@@ -206,8 +206,8 @@ def _volumes(run: Run, group: TaskGroup) -> list[Object]:
     ]
     if group.mounts_run_dir:
         own.insert(0, storage.volume(run))
-    elif _has_scratch(run):
-        own.insert(0, storage.scratch())
+    elif _has_temporary_run_dir(run):
+        own.insert(0, storage.temporary_run_dir())
     if run.spec.code is not None:
         own.append({"name": "code", "configMap": {"name": code_name(run), "defaultMode": _EXECUTABLE, **_key_to_path(run)}})
     if role_rules.parent_is_injected(group.first_task):
@@ -220,7 +220,7 @@ def _volumes(run: Run, group: TaskGroup) -> list[Object]:
     ]
 
 
-def _has_scratch(run: Run) -> bool:
+def _has_temporary_run_dir(run: Run) -> bool:
     """Return whether tasks without the run's volume have a RUN_DIR, too: a user's program may write to it in each task."""
     return run.spec.train is None and run.storage is not None
 
@@ -232,7 +232,7 @@ def _key_to_path(run: Run) -> Object:
 
 def _mounts(run: Run, group: TaskGroup) -> list[Object]:
     own = [*([tmp()[1]] if group.first_task.is_hardened else []), {"name": "shm", "mountPath": "/dev/shm"}]  # noqa: S108
-    if group.mounts_run_dir or _has_scratch(run):
+    if group.mounts_run_dir or _has_temporary_run_dir(run):
         own.insert(0, storage.mount())
     if run.spec.code is not None:
         own.append({"name": "code", "mountPath": CONTAINER_CODE, "readOnly": True})
@@ -249,7 +249,7 @@ def _is_mounted(extra: Volume, group: TaskGroup) -> bool:
     return extra.mount_path is not None and (not extra.roles or group.role in extra.roles)
 
 
-def _scheduling(run: Run, group: TaskGroup) -> Object:
+def _task_scheduling(run: Run, group: TaskGroup) -> Object:
     options, role = run.options, _role(run, group)
     fields: Object = {}
     if options.runtime_class and role.gpus:
@@ -273,7 +273,7 @@ def _scheduling(run: Run, group: TaskGroup) -> Object:
     return fields
 
 
-def placement(run: Run) -> Object:
+def scheduling(run: Run) -> Object:
     """Return the scheduling fields of a pod that is not a task and may mount the run's volume."""
     options = run.options
     nodes: Object = {"nodeSelector": dict(options.node_selector)} if options.node_selector else {}

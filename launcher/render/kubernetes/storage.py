@@ -45,7 +45,7 @@ def sharing(run: Run) -> Sharing:
     if access == "ReadWriteMany" or shared.total <= 1:
         return Sharing(pods, one_node=run.options.one_node)
     several = [group for group in by_role if group.mounts_run_dir and group.count > 1]
-    remedies = [_more_nodes(run)]
+    remedies = [_many_nodes_remedy(run)]
     if access == "ReadWriteOncePod":
         remedies.append("set tensorboard to false" if shared.total == 1 + run.has_tensorboard else "use ReadWriteOnce")
         raise UsageError(f"{_access_text(run)}, one pod; the volume is mounted by {shared.description()}", ", or ".join(remedies))
@@ -73,7 +73,8 @@ def _access_text(run: Run) -> str:
     return f"storage.access is {run.access}" + ("" if requested else " by default")
 
 
-def _more_nodes(run: Run) -> str:
+def _many_nodes_remedy(run: Run) -> str:
+    """Return the remedy that lets the pods of many nodes mount the volume."""
     if run.claim_access is None:
         return "set storage.access to ReadWriteMany, with a storage class that offers it"
     if not run.has_own_claim:
@@ -92,7 +93,7 @@ def _check_gpus(run: Run, roles: Sequence[RoleName]) -> None:
         description = all_of(f"{role} ({kind})" for role, kind in gpu_types.items())
         raise UsageError(
             f"{_access_text(run)}, one node; different types of GPU are requested by {description}",
-            f"give them one gpu_type, or {_more_nodes(run)}",
+            f"give them one gpu_type, or {_many_nodes_remedy(run)}",
         )
 
 
@@ -107,7 +108,7 @@ def check_exclusive_topology(run: Run) -> None:
     reason = _access_text(run) if is_by_access else "kubernetes.one_node is true"
     raise UsageError(
         f"kubernetes.exclusive_topology gives each role a {key} for itself, and {reason}, one node: no node can take {all_of(on_one_node)}",
-        f"{_more_nodes(run) if is_by_access else 'set kubernetes.one_node to false'}, or leave kubernetes.exclusive_topology out",
+        f"{_many_nodes_remedy(run) if is_by_access else 'set kubernetes.one_node to false'}, or leave kubernetes.exclusive_topology out",
     )
 
 
@@ -132,7 +133,7 @@ def claim(run: Run) -> list[Object]:
     return [{"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": metadata(run, run.claim), "spec": spec}]
 
 
-def scratch() -> Object:
+def temporary_run_dir() -> Object:
     """Return the emptyDir of a task that does not mount the run's volume: its RUN_DIR is lost with the pod."""
     return {"name": RUN_VOLUME, "emptyDir": {}}
 

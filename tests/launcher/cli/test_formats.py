@@ -60,26 +60,26 @@ def test_time_of_a_step_has_a_unit_that_fits(seconds: float, text: str) -> None:
     [("10m", 400), ("1h30m", 1000 - 5400), ("1970-01-01T00:01:00Z", 60), ("1970-01-01T01:00:00.5+01:00", 0.5)],
 )
 def test_since_takes_a_duration_and_a_time(text: str, moment: float) -> None:
-    assert formats.moment(text, now=1000) == moment
+    assert formats.parse_since(text, now=1000) == moment
 
 
 @pytest.mark.parametrize("text", ["yesterday", "10", "10 m", "2026-13-01"])
 def test_an_invalid_since_is_refused_with_an_example(text: str) -> None:
     with pytest.raises(UsageError) as caught:
-        formats.moment(text)
+        formats.parse_since(text)
     assert repr(text) in caught.value.message
     assert "10m" in caught.value.remedy
 
 
 def test_an_invalid_timeout_is_refused() -> None:
-    assert formats.seconds_of("1m30s", "--timeout") == 90
+    assert formats.parse_duration_option("1m30s", "--timeout") == 90
     with pytest.raises(UsageError, match="--timeout"):
-        formats.seconds_of("soon", "--timeout")
+        formats.parse_duration_option("soon", "--timeout")
 
 
 @pytest.mark.parametrize("text", ["400d", "0s"])
 def test_a_duration_out_of_range_says_the_range(text: str, golden: Golden) -> None:
-    for parse in (formats.moment, lambda text: formats.seconds_of(text, "--timeout")):
+    for parse in (formats.parse_since, lambda text: formats.parse_duration_option(text, "--timeout")):
         with pytest.raises(UsageError) as caught:
             parse(text)
         golden(caught.value.message, caught.value.remedy)
@@ -87,7 +87,7 @@ def test_a_duration_out_of_range_says_the_range(text: str, golden: Golden) -> No
 
 def test_a_formatted_time_can_be_parsed() -> None:
     assert rfc3339(60.5) == "1970-01-01T00:01:00.500Z"
-    assert formats.moment(rfc3339(60.5)) == 60.5
+    assert formats.parse_since(rfc3339(60.5)) == 60.5
 
 
 def test_a_metric_that_was_not_finite_is_shown_as_nan() -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from launcher.cli.output_lines import event_in, is_tf_noise
+from launcher.cli.output_lines import event_in, is_noise
 
 PROGRESS: dict[str, Any] = {
     "event": "progress",
@@ -60,4 +60,4 @@ def test_ordinary_output_is_output(line: str) -> None:
     ],
 )
 def test_only_tensorflows_information_is_noise(line: str, noise: bool) -> None:
-    assert is_tf_noise(line) is noise
+    assert is_noise(line) is noise
