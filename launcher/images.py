@@ -19,7 +19,6 @@ GPU_IMAGE = f"{DEFAULT_IMAGE}-gpu"
 USER = 1000
 
 # The health check of a task's container: exit code 0 or 1, and one line that says why.
-HEALTH_COMMAND = ("python", "-P", "-m", "trainer", "--health")
 
 # Labels: the digest of what the trainer's part of an image was built from (launcher/image_build/context.py), and the base image.
 SOURCE_DIGEST_LABEL = "tf-launcher.sources"

@@ -4,7 +4,7 @@ import importlib
 import shlex
 import sys
 from pathlib import Path
-from typing import cast, get_args
+from typing import cast
 
 from launcher.backend.model import Backend, ClusterRef
 from launcher.backend.registry import BACKENDS, DEFAULT, backends_with_local_specs, cluster_backend, in_namespaces
@@ -23,14 +23,6 @@ def check_backend(name: str) -> Target:
         if known == name:
             return known
     raise UsageError(f"there is no backend {name!r} in this version", f"{did_you_mean(name, BACKENDS)}use one of: {', '.join(BACKENDS)}")
-
-
-def check_target(name: str) -> Target:
-    """Return the target called `name`, which may have manifests and no backend. Raises UsageError for an unknown name."""
-    for known in get_args(Target):
-        if known == name:
-            return cast("Target", known)
-    raise UsageError(f"there is no target {name!r}", f"use one of: {', '.join(get_args(Target))}")
 
 
 def selected_backend_name(on: str | None, cluster: ClusterRef) -> str | None:
@@ -102,9 +94,7 @@ def open_backend(name: str, runs: Path, cluster: ClusterRef | None = None) -> Ba
     module, _, attribute = BACKENDS[check_backend(name)].class_path.partition(":")
     backend_class = getattr(importlib.import_module(module), attribute)
     if in_namespaces(name):
-        cluster = cluster or ClusterRef()
-        context, namespace = resolve_cluster_ref(name, cluster.context, cluster.namespace)
-        return cast("Backend", backend_class(runs, ClusterRef(context, namespace)))
+        return cast("Backend", backend_class(runs, resolve_cluster_ref(name, cluster or ClusterRef())))
     if cluster is not None:
         check_cluster(name, cluster)
     return cast("Backend", backend_class(runs))

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from launcher.backend.model import ClusterRef, ComparesObjects, PlannedRun
 from launcher.backend.registry import cluster_backend, in_namespaces
-from launcher.cli.options import Context, Json, Namespace, Runs, Set, SpecFile, backend_option, resolve_cluster_ref
+from launcher.cli.options import Context, Json, Namespace, Runs, Set, SpecFile, backend_option
 from launcher.cli.run_lookup import DEFAULT_RUNS, backends_of
 from launcher.plan.models import Target
 
@@ -25,9 +25,7 @@ def diff(
     set_options: Set = None,
     on: Annotated[
         str | None,
-        backend_option(
-            "The backend of the run; by default the one on which it was started from here, a cluster first; the cluster if it was not."
-        ),
+        backend_option("The backend of the run; by default where it was started from here (a cluster before others), else the cluster."),
     ] = None,
     context: Context = None,
     namespace: Namespace = None,
@@ -35,35 +33,34 @@ def diff(
     as_json: Json = False,
 ) -> int:
     """Show what `up` would change."""
-    from launcher.cli.backends import check_backend
+    from launcher.cli.backends import check_backend, selected_backend_name
 
-    target = check_backend(on or (cluster_backend() if context or namespace else _default_backend(file, set_options or [], runs)))
+    cluster = ClusterRef(context, namespace)
+    target = check_backend(selected_backend_name(on, cluster) or _default_backend(file, set_options or [], runs))
     if in_namespaces(target):
-        context, namespace = resolve_cluster_ref(target, context, namespace)
-        lines = _objects_diff(file, set_options or [], runs, ClusterRef(context, namespace))
+        lines = _objects_diff(file, set_options or [], target, runs, cluster)
         document: dict[str, Any] = {"on": target, "differs": bool(lines), "diff": lines}
     else:
-        document, lines = _spec_diff(file, set_options or [], target, runs, ClusterRef(context, namespace))
+        document, lines = _spec_diff(file, set_options or [], target, runs, cluster)
     print("\n".join([json.dumps(document)] if as_json else lines), end="\n" if lines or as_json else "")
     return DIFFERS if document["differs"] else 0
 
 
 def _default_backend(file: Path, set_options: Sequence[str], runs: Path) -> str:
-    """Return the backend on which a spec's run was started from here: a cluster's first, as it has objects to compare, and also if there is none."""
+    """Return the backend to compare with: a cluster, if a spec's run was started there from here, or nowhere; else where it was."""
     from launcher.spec.loader import load
 
     started_on = backends_of(runs, load(file, set_options).name)
     return next((on for on in started_on if in_namespaces(on)), started_on[0] if started_on else cluster_backend())
 
 
-def _objects_diff(file: Path, set_options: Sequence[str], runs: Path, cluster: ClusterRef) -> list[str]:
-    from launcher.cli.backends import check_backend, open_backend
+def _objects_diff(file: Path, set_options: Sequence[str], target: Target, runs: Path, cluster: ClusterRef) -> list[str]:
+    from launcher.cli.backends import open_backend
     from launcher.cli.planning import plan_for_cluster
     from launcher.spec.loader import dump
 
-    on = cluster_backend()
-    spec, plan, cluster = plan_for_cluster(file, set_options, check_backend(on), runs, cluster)
-    backend = open_backend(on, runs, cluster)
+    spec, plan, cluster = plan_for_cluster(file, set_options, target, runs, cluster)
+    backend = open_backend(target, runs, cluster)
     return list(backend.differences(PlannedRun(plan, dump(spec)))) if isinstance(backend, ComparesObjects) else []
 
 

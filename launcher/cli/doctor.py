@@ -43,13 +43,14 @@ def doctor(
     from launcher.spec.loader import load
 
     target = check_backend(on)
-    check_cluster(on, ClusterRef(context, namespace))
+    cluster = ClusterRef(context, namespace)
+    check_cluster(on, cluster)
     if set_options and file is None:
         raise UsageError("--set changes a value of a spec, and none is given", "give the spec's FILE too, or leave out --set")
     spec = None if file is None else load(file, set_options or [])
     own = spec.kubernetes.namespace if spec is not None else None
-    context, namespace = resolve_cluster_ref(on, context, namespace)
-    request = CheckRequest(spec, ClusterRef(context, namespace or own), str(runs))
+    cluster = resolve_cluster_ref(on, cluster)
+    request = CheckRequest(spec, ClusterRef(cluster.context, cluster.namespace or own), str(runs))
     results = []
     for result in _examine(BACKENDS[target].checks_module, request):
         results.append(result)

@@ -20,14 +20,14 @@ STATUS_INTERVAL = 0.25
 # After the end of a run its last lines are read until there are no more, or none came for so long.
 LAST_LINES_TIMEOUT = 60.0
 
-STOPPING = "stopping: {stop_description}; press Ctrl-C again to stop at once"
-STOPPING_NOW = "stopping at once"
+_STOPPING = "stopping: {stop_description}; press Ctrl-C again to stop at once"
+_STOPPING_NOW = "stopping at once"
 
 _END = object()
 
 
 class View(Protocol):
-    """The display of a run in the foreground. Entered while the run is followed, as a context manager."""
+    """The display of a run in the foreground."""
 
     def event(self, event: Event) -> None:
         """Show a progress event."""
@@ -111,7 +111,7 @@ class Stopper:
 
     def __init__(self, backend: Backend, name: str, view: View, interrupts: Interrupts, stop_description: str) -> None:
         self._backend, self._name, self._view, self._interrupts = backend, name, view, interrupts
-        self._announcements = (STOPPING.format(stop_description=stop_description), STOPPING_NOW)
+        self._announcements = (_STOPPING.format(stop_description=stop_description), _STOPPING_NOW)
         self._threads: list[threading.Thread] = []
         self._errors: list[Exception] = []
         self._messages: list[str] = []  # from the stop threads, for the main thread to show

@@ -12,7 +12,7 @@ import typer
 from launcher.cli import output_file, streams
 from launcher.cli.formats import count
 from launcher.cli.options import Json
-from launcher.errors import SpecError, UsageError
+from launcher.errors import SpecError
 from launcher.files import write
 from launcher.tfjob.convert import Conversion
 
@@ -40,7 +40,7 @@ def import_(
     from launcher.tfjob.convert import convert
 
     if output is not None:
-        _check(output, force=force)
+        output_file.check(output, force=force)
     title = "stdin" if file == _STDIN else str(file)
     directory = Path.cwd() if output is None else output.absolute().parent
     imported = convert(_read(file), title, name=name, directory=directory, output=str(output or "the spec"))
@@ -65,13 +65,6 @@ def _read(file: Path) -> bytes:
     except (OSError, ValueError) as error:
         problem = unreadable(str(file), error, "the file of a TFJob", "check the path, or give - for stdin")
         raise SpecError([problem], "the TFJob") from None
-
-
-def _check(output: Path, *, force: bool) -> None:
-    """Raise UsageError if the spec cannot be written, or would overwrite a file."""
-    output_file.check(output)
-    if output.exists() and not force:
-        raise UsageError(f"{output} already exists", "give another file, or --force to overwrite it")
 
 
 def _as_json(imported: Conversion, title: str, output: Path | None) -> dict[str, object]:

@@ -8,7 +8,7 @@ from typing import Annotated, get_args
 import typer
 
 from launcher.cli import output_file
-from launcher.cli.options import Json
+from launcher.cli.options import Json, matching
 from launcher.errors import UsageError
 from trainer.strategies import Strategy
 
@@ -21,13 +21,13 @@ _WORKLOAD = "mnist_mlp"
 
 
 def _strategies(incomplete: str) -> list[str]:
-    return [name for name in get_args(Strategy) if name.startswith(incomplete)]
+    return matching(get_args(Strategy), incomplete)
 
 
 def _workloads(incomplete: str) -> list[str]:
     from trainer.workloads.catalog import CATALOG
 
-    return [name for name in CATALOG if name.startswith(incomplete)]
+    return matching(CATALOG, incomplete)
 
 
 def init(
@@ -72,11 +72,8 @@ def _name(workload: str | None) -> str:
 
 
 def _write(file: Path, text: str, *, force: bool) -> None:
-    output_file.check(file)
+    output_file.check(file, force=force)
     try:
-        with file.open("w" if force else "x", encoding="utf-8") as stream:
-            stream.write(text)
-    except FileExistsError:
-        raise UsageError(f"{file} already exists", "give another file, or --force to overwrite it") from None
+        file.write_text(text, encoding="utf-8")
     except OSError as error:
         raise UsageError(f"{file} cannot be written: {error.strerror}", "give a file in a directory that you may write to") from None

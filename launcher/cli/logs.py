@@ -11,11 +11,13 @@ from typing import Annotated
 import typer
 
 from launcher.backend.model import ClusterRef
+from launcher.cli import formats, output_lines
 from launcher.cli.options import Context, Json, Name, Namespace, OnRun, Runs, complete_index, complete_role
 from launcher.cli.run_lookup import DEFAULT_RUNS
 from launcher.errors import UsageError
 from launcher.plan import role_rules
 from launcher.runs.status import LogLine, TaskStatus
+from trainer.events import render
 
 EXAMPLES = (
     ("launcher logs", "all output of the only run"),
@@ -69,7 +71,6 @@ def logs(
     as_json: Json = False,
 ) -> None:
     """Show the tasks' output."""
-    from launcher.cli import formats
     from launcher.cli.backends import open_run
 
     since_time = formats.parse_since(since) if since is not None else None
@@ -132,9 +133,6 @@ class Position:
 
 def _line_filter(pattern: str | None, *, raw: bool) -> Callable[[LogLine], bool]:
     """Return the predicate that searches lines, as they are shown, for `pattern`. Raises UsageError for a wrong regular expression."""
-    from launcher.cli import output_lines
-    from trainer.events import render
-
     try:
         expression = re.compile(pattern or "")
     except re.error as error:
@@ -153,9 +151,7 @@ def _line_filter(pattern: str | None, *, raw: bool) -> Callable[[LogLine], bool]
 
 def _task_of(line: LogLine) -> str:
     """Return the task that a line is about: that of its event, else the one that wrote it."""
-    from launcher.cli.output_lines import event_in
-
-    event = event_in(line.text)
+    event = output_lines.event_in(line.text)
     return event["task"] if event else line.task
 
 
@@ -185,8 +181,6 @@ def _select_tasks(run: str, tasks: tuple[TaskStatus, ...], roles: list[str], ind
 
 
 def _json(line: LogLine, *, raw: bool) -> None:
-    from launcher.cli import output_lines
-
     event = output_lines.event_in(line.text)
     text = output_lines.raw(line).decode("utf-8", "replace") if raw else output_lines.shown(line)
     print(json.dumps({"time": line.time, "task": line.task, "text": text} | ({"event": event} if event else {})), flush=True)
@@ -195,10 +189,8 @@ def _json(line: LogLine, *, raw: bool) -> None:
 def _writer(tasks: list[str], *, timestamps: bool, raw: bool) -> Callable[[LogLine], None]:
     from rich.console import Console
 
-    from launcher.cli import output_lines
     from launcher.cli.prefixes import Prefixes
     from launcher.timestamps import rfc3339
-    from trainer.events import render
 
     console = Console(highlight=False)
     prefixes = Prefixes(tasks)

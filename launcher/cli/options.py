@@ -7,6 +7,7 @@ from typing import Annotated, Any, get_args
 
 import typer
 
+from launcher.backend.model import ClusterRef
 from launcher.backend.registry import in_namespaces
 from launcher.cli.run_lookup import DEFAULT_RUNS, read_stored, run_names
 from launcher.plan.models import Target
@@ -33,25 +34,26 @@ def _tasks_of(context: Any) -> list[dict[str, Any]]:
     return [task for plan in plans if plan for task in plan.get("tasks", ())]
 
 
-def _matching(candidates: Iterable[str], incomplete: str) -> list[str]:
+def matching(candidates: Iterable[str], incomplete: str) -> list[str]:
+    """Return the candidates that begin with the incomplete word, each once."""
     return [candidate for candidate in dict.fromkeys(candidates) if candidate.startswith(incomplete)]
 
 
 def complete_name(ctx: typer.Context, incomplete: str) -> list[str]:
     """Offer the runs, then the spec files of the working directory."""
     files = sorted(str(path) for path in Path().glob("*.y*ml"))
-    return _matching([*run_names(_runs_of(ctx)), *files], incomplete)
+    return matching([*run_names(_runs_of(ctx)), *files], incomplete)
 
 
 def complete_role(ctx: typer.Context, incomplete: str) -> list[str]:
     """Offer the roles that the run has."""
-    return _matching((task["role"] for task in _tasks_of(ctx)), incomplete)
+    return matching((task["role"] for task in _tasks_of(ctx)), incomplete)
 
 
 def complete_index(ctx: typer.Context, incomplete: str) -> list[str]:
     """Offer the indices that the chosen roles have."""
     roles = ctx.params.get("role") or ROLE_ORDER
-    return _matching((str(task["index"]) for task in _tasks_of(ctx) if task["role"] in roles), incomplete)
+    return matching((str(task["index"]) for task in _tasks_of(ctx) if task["role"] in roles), incomplete)
 
 
 def complete_task(ctx: typer.Context, incomplete: str) -> list[str]:
@@ -64,20 +66,20 @@ def complete_task(ctx: typer.Context, incomplete: str) -> list[str]:
         roles = roles_of(load(Path(_argument(ctx, "file") or "")))
     except LauncherError:
         return []
-    return _matching((task_name(role, index) for role in ROLE_ORDER if role in roles for index in range(roles[role].replicas)), incomplete)
+    return matching((task_name(role, index) for role in ROLE_ORDER if role in roles for index in range(roles[role].replicas)), incomplete)
 
 
 def complete_task_of_run(ctx: typer.Context, incomplete: str) -> list[str]:
     """Offer the tasks of the run that is named."""
     plan = read_stored(_runs_of(ctx), _argument(ctx, "name") or "", "plan") or {}
-    return _matching((task["name"] for task in plan.get("tasks", ())), incomplete)
+    return matching((task["name"] for task in plan.get("tasks", ())), incomplete)
 
 
 def complete_backend(incomplete: str) -> list[str]:
     """Offer the backends."""
     from launcher.backend.registry import BACKENDS
 
-    return _matching(BACKENDS, incomplete)
+    return matching(BACKENDS, incomplete)
 
 
 SpecFile = Annotated[Path, typer.Argument(metavar="FILE", help="The spec.", show_default=False)]
@@ -122,8 +124,9 @@ Set = Annotated[
 ]
 
 
-def resolve_cluster_ref(on: str, context: str | None, namespace: str | None) -> tuple[str | None, str | None]:
+def resolve_cluster_ref(on: str, cluster: ClusterRef) -> ClusterRef:
     """Return the context and the namespace of the options; for a cluster, those of the environment if an option is not given."""
     if not in_namespaces(on):
-        return context, namespace
-    return context or os.environ.get("LAUNCHER_CONTEXT"), namespace or os.environ.get("LAUNCHER_NAMESPACE")
+        return cluster
+    context, namespace = cluster.context or os.environ.get("LAUNCHER_CONTEXT"), cluster.namespace or os.environ.get("LAUNCHER_NAMESPACE")
+    return ClusterRef(context, namespace)

@@ -37,10 +37,10 @@ def plan(
     as_json: Json = False,
 ) -> None:
     """Show a spec's plan: tasks, addresses, resources, TF_CONFIG."""
-    from launcher.cli.backends import check_target
+    from launcher.cli.backends import check_backend
     from launcher.cli.planning import plan_file
 
-    _, planned = plan_file(file, set_options or [], check_target(on), runs)
+    _, planned = plan_file(file, set_options or [], check_backend(on), runs)
     if task is not None:
         _show_task(_find(planned, task), as_json=as_json)
     elif as_json:

@@ -7,6 +7,7 @@ from typing import Any
 
 from launcher.backend.model import ClusterRef
 from launcher.backend.registry import in_namespaces
+from launcher.cli.options import resolve_cluster_ref
 from launcher.errors import UsageError
 from launcher.plan import code, planner
 from launcher.plan.models import Plan, Target
@@ -28,7 +29,7 @@ def plan_file(file: Path, set_options: Sequence[str], target: Target, runs: Path
 def plan_for_cluster(
     file: Path, set_options: Sequence[str], target: Target, runs: Path, cluster: ClusterRef
 ) -> tuple[ClusterSpec, Plan, ClusterRef]:
-    """Return the spec in `file`, its plan on `target`, and the cluster with the namespace in effect.
+    """Return the spec in `file`, its plan on `target`, and the cluster with the context and the namespace in effect.
 
     The namespace of `cluster` overrides the spec's. If neither names one, the namespace that was named at the run's last start stays in
     effect, as it is the same run.
@@ -37,6 +38,7 @@ def plan_for_cluster(
         return *plan_file(file, set_options, target, runs), cluster
     from launcher.runs import cluster_cache
 
+    cluster = resolve_cluster_ref(target, cluster)
     spec, plan = plan_file(file, _in_namespace(set_options, cluster.namespace), target, runs)
     if spec.kubernetes.namespace is None:
         last = cluster_cache.last_started(runs, spec.name, cluster.context, None)

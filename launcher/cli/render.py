@@ -9,11 +9,11 @@ from typing import Annotated
 import typer
 
 from launcher.cli import output_file, streams
-from launcher.cli.options import Json, Set, SpecFile
+from launcher.cli.options import Json, Set, SpecFile, matching
 from launcher.cli.run_lookup import DEFAULT_RUNS
 from launcher.errors import UsageError
 from launcher.files import write
-from launcher.render.targets import RENDER_TARGETS, RenderSource, directory_renderer, renderer, target
+from launcher.render.targets import RENDER_TARGETS, RenderSource, target
 
 EXAMPLES = (
     ("launcher render cluster.yaml --to compose", "prints the file"),
@@ -25,7 +25,7 @@ EXAMPLES = (
 
 def complete_target(incomplete: str) -> list[str]:
     """Offer the render targets."""
-    return [name for name in RENDER_TARGETS if name.startswith(incomplete)]
+    return matching(RENDER_TARGETS, incomplete)
 
 
 def render(
@@ -52,7 +52,7 @@ def render(
     directory = Path.cwd() if output is None else output.absolute().parent
     source = RenderSource(spec, plan, directory, _title(file, to, set_options or []))
     if output is None:
-        text = renderer(to)(source)
+        text = render_target.render(source)
         if as_json:
             print(json.dumps({"to": to, "name": spec.name, "text": text}))
         else:
@@ -60,10 +60,10 @@ def render(
         return
     private = role_programs.sets_variables(spec.model_dump())
     if render_target.directory:
-        files = directory_renderer(to)(source)
+        files = render_target.files(source)
         _write_directory(output, files, private=private)
     else:
-        files = {output.name: renderer(to)(source)}
+        files = {output.name: render_target.render(source)}
         _write_file(output, files[output.name], [file, *([Path(spec.env_file)] if spec.env_file else [])], private=private)
     if as_json:
         written = [str(output / name) if render_target.directory else str(output) for name in files]

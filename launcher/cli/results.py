@@ -160,7 +160,7 @@ def _failure(backend: Backend, status: RunStatus, runs: Path) -> list[tuple[str,
     if task is None:
         return [*facts, ("log", command(runs, "logs", status.name, on=status.backend))]
     if task.name != status.reason_task:  # else the reason has these facts
-        last = last_error_line(backend, status.name, task.name)
+        last = _last_error_line(backend, status.name, task.name)
         how = "did not end by itself" if task.exit_code is None else describe(task.exit_code)
         facts.append(("task", f"{task.name}, attempt {task.restart_count + 1}, {how}"))
         facts += [("last error", last)] * bool(last)
@@ -170,7 +170,7 @@ def _failure(backend: Backend, status: RunStatus, runs: Path) -> list[tuple[str,
     return [*facts, ("log", command(runs, "logs", status.name, *where, on=status.backend))]
 
 
-def last_error_line(backend: Backend, name: str, task: str) -> str:
+def _last_error_line(backend: Backend, name: str, task: str) -> str:
     """Return why a task failed: the detail of its last `failed` event, else the last line that names an exception, else the last line."""
     try:
         lines = [line.text for line in backend.logs(name, tasks=[task], follow=False, since=None, tail=_LAST_LINES)]

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -15,13 +15,14 @@ from launcher.backend.model import Backend, ClusterRef, PlannedRun, Prepares, Re
 from launcher.backend.registry import BACKENDS, DEFAULT, in_namespaces
 from launcher.cli import streams
 from launcher.cli.errors import INTERRUPTED
-from launcher.cli.options import Context, Json, Namespace, On, Runs, Set, resolve_cluster_ref
+from launcher.cli.options import Context, Json, Namespace, On, Runs, Set
 from launcher.cli.run_lookup import DEFAULT_RUNS, command, runs_directory
 from launcher.errors import UsageError
 from launcher.plan.models import Plan
 from launcher.runs.status import RunStatus, State
 
 if TYPE_CHECKING:
+    from launcher.cli.follow import View
     from launcher.spec.models import ClusterSpec
 
 EXAMPLES = (
@@ -68,7 +69,6 @@ def up(
 
     if fresh and resume:
         raise UsageError("--fresh and --resume exclude each other", "leave out one of them")
-    context, namespace = resolve_cluster_ref(on, context, namespace)
     spec, plan, cluster = plan_for_cluster(file, set_options or [], check_backend(on), runs, ClusterRef(context, namespace))
     backend = open_backend(on, runs, cluster)
     may_prompt = not as_json and sys.stdin.isatty() and sys.stdout.isatty()
@@ -129,7 +129,7 @@ def _unwatched_notices(spec: "ClusterSpec", wait: str) -> Iterator[str]:
     """Yield what is not done for a run on Kubernetes that no launcher watches; nothing if it has an attendant."""
     if spec.kubernetes.attendant is not None:
         return
-    yield f"no launcher watches it: pods of a lost node stay until `{wait}` replaces them, which also ends a run that fails or never starts; see kubernetes.attendant"
+    yield f"no launcher watches it: only `{wait}` replaces pods of lost nodes, and ends a run that fails or never starts; see kubernetes.attendant"
     if spec.kubernetes.ttl is not None:
         unknown = f"its result is lost unless a launcher reads it before that, or within the hour for which the cluster keeps events: `{wait}` records it"
         result = "its result is then read from its volume" if spec.train is not None else unknown
@@ -198,7 +198,7 @@ def _foreground(
     return _finish(backend, status, runs, up_arguments, as_json=as_json, code=code)
 
 
-def _view(name: str, tasks: list[str], *, as_json: bool) -> Any:
+def _view(name: str, tasks: list[str], *, as_json: bool) -> "AbstractContextManager[View]":
     from launcher.cli.views import JsonView, PlainView
 
     if as_json:

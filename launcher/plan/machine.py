@@ -30,7 +30,6 @@ def detect(*, with_gpus: bool) -> Machine:
     return Machine(
         cores=cores(),
         gpus=gpus(os.environ) if with_gpus else (),
-        python=sys.executable,
         path=os.environ.get("PATH", os.defpath),
         python_path=os.environ.get("PYTHONPATH", ""),
         source=source_directory(),

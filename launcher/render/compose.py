@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from launcher.errors import UsageError
-from launcher.images import HEALTH_COMMAND, USER, all_for, is_trainer_image, spec_image, task_image
+from launcher.images import USER, all_for, is_trainer_image, spec_image, task_image
 from launcher.plan import role_rules
 from launcher.plan.addresses import TENSORBOARD_PORT, tf_config_text
 from launcher.plan.container_paths import CONTAINER_CODE, CONTAINER_DATA, CONTAINER_RUNS
@@ -31,15 +31,15 @@ from launcher.spec.rules import is_directory_name
 from trainer.strategies import TRAINING, is_server
 
 # How often the engine restarts a container. It cannot distinguish exit codes, and the trainer retries by itself inside its container,
-# so the engine only restarts a trainer that was killed or has no peers. See docs/decisions.
-ENGINE_RESTARTS = 3
+# so the engine only restarts a trainer that was killed or has no peers. See docs/decisions/0007.
+_ENGINE_RESTARTS = 3
 
 # The host gets no address on the tasks' network: `internal` shuts out other networks, but not programs on the host.
 _NO_HOST = {"com.docker.network.bridge.inhibit_ipv4": "true"}
 
 # A connection without an answer fails after 25 s instead of 15 minutes, and the request is sent on a new one. A container that is
 # disconnected from the network and connected again may have a new address; connections to the old one never get an answer.
-_DROP_CONNECTIONS = {"net.ipv4.tcp_retries2": 6}
+_TCP_RETRIES = {"net.ipv4.tcp_retries2": 6}
 
 # Compose stops all tasks at the same time; servers stay until the chief has saved, and need this many seconds to exit after that.
 _SERVER_EXTRA_GRACE = 10.0
@@ -135,47 +135,47 @@ def _header(source: RenderSource) -> str:
         f"  docker compose -f FILE up        {verb} every task ends by itself{tensorboard_note}",
         f"  docker compose -f FILE down      removes the containers; up {next_up}",
         *([removal_line] if has_volume else []),
-        *(f"Note: {note}." for note in (*_notes(source), *plan.notices)),
+        *(f"Note: {notice}." for notice in (*_notices(source), *plan.notices)),
     ]
     # A name or an option may have line breaks, which would end the comment.
     return "".join(f"# {part}\n" for line in lines for part in line.splitlines()) + "\n"
 
 
-def _notes(source: RenderSource) -> list[str]:
+def _notices(source: RenderSource) -> list[str]:
     spec, plan = source.spec, source.plan
-    notes = []
+    notices = []
     if plan.deadline is not None:
-        notes.append("limits.deadline holds under `launcher up --on docker`; Compose knows no deadline")
+        notices.append("limits.deadline holds under `launcher up --on docker`; Compose knows no deadline")
     if types := sorted({task.resources.gpu_type for task in plan.tasks if task.resources.gpu_type}):
-        notes.append(f"Compose takes the host's GPUs as they are: that they are {', '.join(types)} is not checked")
+        notices.append(f"Compose takes the host's GPUs as they are: that they are {', '.join(types)} is not checked")
     if by_code := sorted({task.role for task in plan.tasks if task.restart.when == "exit_code" and not role_rules.has_parent(task)}):
-        notes.append(
+        notices.append(
             f"restart: exit_code of {', '.join(by_code)} holds under `launcher up --on docker`; Compose cannot distinguish exit codes, "
             "and starts none of these containers again"
         )
     if _downloads(spec):
         # The host is the gateway of that network, and TensorFlow listens on every address.
-        notes.append(
+        notices.append(
             "data: download gives tasks access to other networks, by a network in which programs on the host can reach TensorFlow's port"
         )
     if any(map(role_rules.parent_is_injected, plan.tasks)):
-        notes.append(
+        notices.append(
             f"{parent_file.VARIABLE} is the parent of your command, compressed by zlib, in base64; docs/programs.md says what it does"
         )
     secrets = {name for task in plan.tasks for name in task.secrets} | {name for name, _ in container_secrets(spec)}
     if secrets:
         file = f", or {os.path.relpath(spec.env_file, source.directory)} as `docker compose --env-file` reads it" if spec.env_file else ""
-        notes.append(f"the environment that `docker compose up` is called in has to have {', '.join(sorted(secrets))}{file}")
+        notices.append(f"the environment that `docker compose up` is called in has to have {', '.join(sorted(secrets))}{file}")
     if spec.train is None and len(plan.tasks) > 1 and not all(map(role_rules.has_parent, plan.tasks)):
-        notes.append(
+        notices.append(
             "tasks without the trainer's parent do not end with the run by themselves: `launcher up --on docker` or `down` ends them"
         )
     if has_sidecars(spec):
-        notes.append("sidecars continue after their tasks: `launcher up --on docker` or `down` ends them")
-    notes += ["Compose does not send the messages of `notify`; the supervisor of `launcher up --on docker` does"] if spec.notify else []
+        notices.append("sidecars continue after their tasks: `launcher up --on docker` or `down` ends them")
+    notices += ["Compose does not send the messages of `notify`; the supervisor of `launcher up --on docker` does"] if spec.notify else []
     if spec.storage is not None:
-        notes.append("size, class, mount and access of storage are for Kubernetes; here only the engine's disk limits the volume")
-    return notes
+        notices.append("size, class, mount and access of storage are for Kubernetes; here only the engine's disk limits the volume")
+    return notices
 
 
 # Parts of every container
@@ -206,7 +206,7 @@ def _role_service(spec: ClusterSpec, plan: Plan, task: Task) -> dict[str, Any]:
         **({"working_dir": escaped(directory)} if (directory := task.cwd or (None if task.image else TMP)) else {}),
         "restart": _restart(task),
         "shm_size": "1gb",
-        "sysctls": _DROP_CONNECTIONS,
+        "sysctls": _TCP_RETRIES,
         "networks": networks,
     }
     if has_parent:
@@ -225,7 +225,7 @@ def _restart(task: Task) -> str:
     rule, has_parent = task.restart, role_rules.has_parent(task)
     if not has_parent and rule.when != "on_failure":  # the engine cannot distinguish exit codes
         return "unless-stopped" if rule.when == "always" else "no"
-    times = min(ENGINE_RESTARTS, rule.max_restarts) if has_parent else rule.max_restarts
+    times = min(_ENGINE_RESTARTS, rule.max_restarts) if has_parent else rule.max_restarts
     return f"on-failure:{times}" if times else "no"
 
 
@@ -242,7 +242,8 @@ def _changed_items(mapping: dict[str, Any], base: dict[str, Any]) -> dict[str, A
 
 
 def _health(task: Task) -> list[str]:
-    return [*map(escaped, role_rules.PARENT_IN_VARIABLE), "--health"] if role_rules.parent_is_injected(task) else list(HEALTH_COMMAND)
+    parent = role_rules.PARENT_IN_VARIABLE if role_rules.parent_is_injected(task) else role_rules.TRAINER_COMMAND
+    return [*map(escaped, parent), "--health"]
 
 
 def _grace(plan: Plan, task: Task) -> float:
@@ -251,8 +252,7 @@ def _grace(plan: Plan, task: Task) -> float:
 
 def _shared_environment(plan: Plan) -> dict[str, str | None]:
     """Return the variables that all tasks have with the same value."""
-    first, *others = map(_variables, plan.tasks)
-    shared = {name: value for name, value in first.items() if all(name in other and other[name] == value for other in others)}
+    shared = _common_items([_variables(task) for task in plan.tasks])
     # `TRAINER_EVENTS=text docker compose up` writes readable progress.
     parent = {parent_file.VARIABLE: parent_file.packed()} if all(map(role_rules.parent_is_injected, plan.tasks)) else {}
     home = {"HOME": TMP} if plan.tasks[0].is_hardened else {}
@@ -260,7 +260,7 @@ def _shared_environment(plan: Plan) -> dict[str, str | None]:
 
 
 def _variables(task: Task) -> dict[str, str | None]:
-    """Return a task's variables for Compose, which takes one without a value from its own environment."""
+    """Return a task's variables. None: `docker compose` takes the value from its own environment."""
     return {name: escaped(value) for name, value in task.env.items()} | dict.fromkeys(task.secrets)
 
 

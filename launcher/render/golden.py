@@ -5,24 +5,25 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from launcher.cli.planning import plan_file
-from launcher.render.targets import RENDER_TARGETS, RenderSource, directory_renderer, renderer, target
+from launcher.render.targets import RENDER_TARGETS, RenderSource
 
 ROOT = Path(__file__).parents[2]
 # Target -> the directory with a file for each example, or with a directory for each if the target is a directory.
-DIRECTORIES = {name: entry.examples for name, entry in RENDER_TARGETS.items() if entry.examples}
+DIRECTORIES = {name: target.examples for name, target in RENDER_TARGETS.items() if target.examples}
 
 
 def files() -> Iterator[tuple[Path, str]]:
     """Yield each committed file with the text that it should have."""
     for name, directory in DIRECTORIES.items():
+        target = RENDER_TARGETS[name]
         for example in sorted((ROOT / "examples").glob("*.yaml")):
-            spec, plan = plan_file(example, [], target(name).plan_target, ROOT)
+            spec, plan = plan_file(example, [], target.plan_target, ROOT)
             source = RenderSource(spec, plan, ROOT / directory, f"launcher render {example.relative_to(ROOT)} --to {name}")
-            if target(name).directory:
-                for file, text in directory_renderer(name)(source).items():
+            if target.directory:
+                for file, text in target.files(source).items():
                     yield ROOT / directory / example.stem / file, text
             else:
-                yield ROOT / directory / example.name, renderer(name)(source)
+                yield ROOT / directory / example.name, target.render(source)
 
 
 def main(arguments: list[str]) -> int:

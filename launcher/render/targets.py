@@ -2,10 +2,9 @@
 
 import dataclasses
 import importlib
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from launcher.errors import UsageError
 
@@ -24,11 +23,6 @@ class RenderSource:
     title: str = ""  # the command that renders the text, for its first line
 
 
-Renderer = Callable[[RenderSource], str]
-# File name -> text, for a target that is a directory.
-DirectoryRenderer = Callable[[RenderSource], dict[str, str]]
-
-
 @dataclass(frozen=True)
 class RenderTarget:
     """The target of the plan that a renderer takes, and the module of its function `render`: RenderSource -> YAML text.
@@ -43,10 +37,19 @@ class RenderTarget:
     gang: str | None = None
     examples: str | None = None
 
-    def function(self, name: str) -> Callable[[RenderSource], Any]:
-        """Return a function of the module, which uses the target's `gang`."""
-        function: Callable[[RenderSource], Any] = getattr(importlib.import_module(self.module), name)
-        return function if self.gang is None else lambda source: function(_with_gang(source, self.gang))
+    def render(self, source: RenderSource) -> str:
+        """Return a plan as one text."""
+        return str(importlib.import_module(self.module).render(self._with_gang(source)))
+
+    def files(self, source: RenderSource) -> dict[str, str]:
+        """Return a plan as the files of a directory: file name -> text."""
+        return dict(importlib.import_module(self.module).files(self._with_gang(source)))
+
+    def _with_gang(self, source: RenderSource) -> RenderSource:
+        if self.gang is None:
+            return source
+        options = source.spec.kubernetes.model_copy(update={"gang": self.gang})
+        return dataclasses.replace(source, spec=source.spec.model_copy(update={"kubernetes": options}))
 
 
 RENDER_TARGETS: dict[str, RenderTarget] = {
@@ -61,18 +64,3 @@ def target(name: str) -> RenderTarget:
     if name not in RENDER_TARGETS:
         raise UsageError(f"there is no render target {name!r}", f"use one of: {', '.join(RENDER_TARGETS)}")
     return RENDER_TARGETS[name]
-
-
-def renderer(name: str) -> Renderer:
-    """Return the renderer of the target called `name`. Raises UsageError for an unknown name."""
-    return target(name).function("render")
-
-
-def directory_renderer(name: str) -> DirectoryRenderer:
-    """Return the renderer of several files of the target called `name`. Raises UsageError for an unknown name."""
-    return target(name).function("files")
-
-
-def _with_gang(source: RenderSource, gang: str | None) -> RenderSource:
-    options = source.spec.kubernetes.model_copy(update={"gang": gang})
-    return dataclasses.replace(source, spec=source.spec.model_copy(update={"kubernetes": options}))

@@ -13,7 +13,7 @@ from launcher.backend.kubernetes.pod_status import ClusterSnapshot
 from launcher.backend.kubernetes.reconcile import lost_pods
 from launcher.backend.kubernetes.run_context import JOB_KINDS, ObjectRef
 from launcher.errors import LauncherError, UsageError
-from launcher.render.kubernetes import manifests
+from launcher.render.kubernetes import manifests, storage
 from launcher.render.kubernetes.objects import INSTANCE, Run
 from launcher.spec.kubernetes import SIDECARS_SINCE
 from launcher.spec.role_programs import has_sidecars
@@ -51,7 +51,8 @@ def check(cluster: Cluster, run: Run) -> Iterator[str]:
         f"{image} ({images.build_command(image)} builds it)" if images.is_trainer_image(image) else image for image in run.images
     ]
     yield f"{cluster.description()}; its nodes need the image{'s' if len(image_texts) > 1 else ''} {', '.join(image_texts)}"
-    yield from manifests.notes(run, [])
+    if one_node := storage.notice(run):
+        yield one_node
     if run.has_own_claim and run.storage and run.claim_access and run.storage.access not in {None, run.claim_access}:
         yield f"the claim {run.claim} exists and keeps its access mode, {run.claim_access}; storage.access asks for {run.storage.access}"
     yield from _access_mode_notice(cluster, run)

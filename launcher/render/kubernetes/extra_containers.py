@@ -35,7 +35,7 @@ def mounted(run: Run, role_name: str) -> set[str]:
 
 def _container(run: Run, group: TaskGroup, container: Container) -> Object:
     is_hardened = group.first_task.is_hardened
-    home = {"HOME": TMP} if is_hardened and "HOME" not in container.env else {}
+    home = {"HOME": TMP} if is_hardened else {}
     fields: Object = {
         "name": container.name,
         "image": container.image or group.first_task.image or run.image,

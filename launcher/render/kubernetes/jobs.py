@@ -96,7 +96,7 @@ def _failure_rules(run: Run, group: TaskGroup, *, in_jobset: bool, may_exceed_st
 def _exits_if_chief_is_lost(run: Run, group: TaskGroup) -> bool:
     """Return whether the tasks exit with PEER_LOST if their chief is unreachable for limits.orphan_timeout, or has failed for good."""
     if run.spec.train is None:
-        return role_rules.has_parent(group.first_task) and role_rules.can_report_end(run.plan) and not _has_leader(run, group)
+        return learns_of_end(run, group) and not _has_leader(run, group)
     return group.role == "evaluator" or is_server(run.plan.strategy, group.role)
 
 
@@ -158,8 +158,13 @@ def _end_annotations(run: Run, group: TaskGroup) -> dict[str, str]:
     return {SECONDS_AFTER_RUN: f"{run.plan.end_graces[group.role]:g}", TASKS: str(group.count)}
 
 
+def learns_of_end(run: Run, group: TaskGroup) -> bool:
+    """Return whether the tasks of a user's program learn of the run's end: the trainer's parent then ends them."""
+    return run.spec.train is None and role_rules.has_parent(group.first_task) and role_rules.can_report_end(run.plan)
+
+
 def _is_unaware_of_end(run: Run, group: TaskGroup) -> bool:
-    return run.spec.train is None and not (role_rules.has_parent(group.first_task) and role_rules.can_report_end(run.plan))
+    return run.spec.train is None and not learns_of_end(run, group)
 
 
 def _job(run: Run, group: TaskGroup) -> Object:

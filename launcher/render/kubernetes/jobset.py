@@ -5,14 +5,13 @@ https://jobset.sigs.k8s.io/docs/reference/jobset.v1alpha2/ has the format. The J
 
 import dataclasses
 
-from launcher.plan import role_rules
 from launcher.plan.addresses import PORT, with_addresses
 from launcher.plan.task_groups import TaskGroup, groups
 from launcher.render.kubernetes import jobs, storage
 from launcher.render.kubernetes.objects import Object, Run, checked, metadata, provenance
 
 # The first version with rules in the failure policy.
-MINIMUM = "0.6"
+_MIN_VERSION = "0.6"
 _EXCLUSIVE = "alpha.jobset.sigs.k8s.io/exclusive-topology"
 _RANDOM = "xxxxx"  # stands for the random suffix of pod names
 # Reasons of failed Jobs after which a retry cannot help: an exit code that the failure policy makes final, and limits.deadline.
@@ -32,7 +31,7 @@ def jobset(run: Run) -> Object:
         "network": {"enableDNSHostnames": True, "subdomain": run.name},
         "successPolicy": {
             "operator": "All",
-            "targetReplicatedJobs": [group.role for group in by_role if group.required or _ends_by_itself(run, group)],
+            "targetReplicatedJobs": [group.role for group in by_role if group.required or jobs.learns_of_end(run, group)],
         },
         "failurePolicy": _failure_policy(by_role),
         **jobs.time_to_live(run),
@@ -56,14 +55,14 @@ def with_jobset_addresses(run: Run) -> Run:
     return dataclasses.replace(run, plan=with_addresses(run.plan, addresses))
 
 
-def notes(run: Run) -> list[str]:
+def notices(run: Run) -> list[str]:
     """Return the notices about the JobSet."""
-    notices = [f"the cluster needs JobSet {MINIMUM} or newer"]
+    lines = [f"the cluster needs JobSet {_MIN_VERSION} or newer"]
     if any(group.required and jobs.is_ended_by_launcher(run, group) for group in groups(run.plan)):
-        notices.append(
+        lines.append(
             "the workers without the trainer's parent do not end with the first: set kubernetes.version to 1.31 or newer, or delete the set"
         )
-    return notices
+    return lines
 
 
 def _replicated_job(run: Run, group: TaskGroup) -> Object:
@@ -76,11 +75,6 @@ def _replicated_job(run: Run, group: TaskGroup) -> Object:
     del head["name"]  # the JobSet derives it from its own name, the role and a number; the namespace is its own
     head.pop("namespace", None)
     return {"name": group.role, "replicas": 1, "template": {"metadata": head, "spec": spec}}
-
-
-def _ends_by_itself(run: Run, group: TaskGroup) -> bool:
-    """Return whether the trainer's parent ends the tasks of a user's program after the end of the run."""
-    return run.spec.train is None and role_rules.has_parent(group.first_task) and role_rules.can_report_end(run.plan)
 
 
 def _failure_policy(by_role: tuple[TaskGroup, ...]) -> Object:

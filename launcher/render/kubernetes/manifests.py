@@ -29,7 +29,7 @@ KUSTOMIZATION = "kustomization.yaml"
 # TensorBoard reads event files into memory: it needs 80 MiB at first (530 with TensorFlow), and some hundreds more as a run grows.
 _TENSORBOARD_REQUESTS = {"cpu": "100m", "memory": "512Mi"}
 _TENSORBOARD_LIMITS = {"memory": "2Gi"}
-_USE = """\
+_USAGE = """\
 #   kubectl apply -k DIRECTORY
 # No namePrefix and no nameSuffix here: the addresses of the tasks contain the run's name. Render the spec with another name instead.
 """
@@ -37,14 +37,18 @@ _USE = """\
 
 def render(source: RenderSource) -> str:
     """Return the manifests of a plan for kubernetes. Raises UsageError if it cannot run there."""
-    attendant_job.check_namespace(source.spec)
-    return document(header(source, _notes(source)), objects(run_of(source)))
+    head, _, manifests = _rendered(source)
+    return head + "\n" + "---\n".join(text(manifest, {}) for manifest in manifests)
 
 
 def files(source: RenderSource) -> dict[str, str]:
     """Return the manifests as the files of a directory: file name -> text, one file for each kind and a kustomization."""
-    attendant_job.check_namespace(source.spec)
-    return directory(source, header(source, _notes(source)), objects(run_of(source)))
+    head, run, manifests = _rendered(source)
+    kinds: dict[str, list[Object]] = {}
+    for manifest in manifests:
+        kinds.setdefault(f"{manifest['kind'].lower()}.yaml", []).append(manifest)
+    by_kind = {name: "---\n".join(text(manifest, {}) for manifest in kind_objects) for name, kind_objects in kinds.items()}
+    return {KUSTOMIZATION: f"{head}{_USAGE}\n{text(_kustomization(run, list(kinds)), {})}", **by_kind}
 
 
 def objects(run: Run) -> list[Object]:
@@ -65,22 +69,17 @@ def run_of(source: RenderSource) -> Run:
     return jobset.with_jobset_addresses(run) if run.options.gang == "jobset" else run
 
 
-def notes(run: Run, manifests: list[Object]) -> list[str]:
-    """Return the notices about the objects."""
-    notices = [storage.notice(run), configmaps.notice(manifests)]
-    return [note for note in notices if note]
-
-
-def header(source: RenderSource, remarks: Iterable[str]) -> str:
-    """Return the comment above the objects."""
-    name = source.plan.name
-    run = Run(source.spec, source.plan, spec_image(source.spec))
+def _rendered(source: RenderSource) -> tuple[str, Run, list[Object]]:
+    """Return the comment above the objects, the input of the renderer, and the objects."""
+    attendant_job.check_namespace(source.spec)
+    run = run_of(source)
+    manifests = objects(run)
     lines = [
-        f"{name} for Kubernetes {run.version} or newer." + (f" Made by: {source.title}" if source.title else ""),
+        f"{run.name} for Kubernetes {run.version} or newer." + (f" Made by: {source.title}" if source.title else ""),
         _image_line(run.images),
-        *(f"Note: {remark}." for remark in remarks),
+        *(f"Note: {notice}." for notice in _notices(run, manifests)),
     ]
-    return "".join(f"# {line}\n" for line in lines)
+    return "".join(f"# {line}\n" for line in lines), run, manifests
 
 
 def _image_line(images: list[str]) -> str:
@@ -91,35 +90,26 @@ def _image_line(images: list[str]) -> str:
     return f"Its nodes need the images {', '.join(images)}, or registries that have them{push}."
 
 
-def document(head: str, manifests: Iterable[Object]) -> str:
-    """Return objects as one YAML text."""
-    return head + "\n" + "---\n".join(text(manifest, {}) for manifest in manifests)
-
-
-def directory(source: RenderSource, head: str, manifests: Iterable[Object]) -> dict[str, str]:
-    """Return objects as files, one for each kind, with the kustomization that lists them in order."""
-    kinds: dict[str, list[Object]] = {}
-    for manifest in manifests:
-        kinds.setdefault(f"{manifest['kind'].lower()}.yaml", []).append(manifest)
+def _kustomization(run: Run, files: list[str]) -> Object:
+    """Return the kustomization that lists the files in the order to apply them."""
     kustomization: Object = {"apiVersion": "kustomize.config.k8s.io/v1beta1", "kind": "Kustomization"}
-    if source.spec.kubernetes.namespace:
-        kustomization["namespace"] = source.spec.kubernetes.namespace
-    kustomization["resources"] = list(kinds)
-    if ours := [name for name in run_of(source).images if is_trainer_image(name)]:
+    if run.options.namespace:
+        kustomization["namespace"] = run.options.namespace
+    kustomization["resources"] = files
+    if ours := [name for name in run.images if is_trainer_image(name)]:
         # To use a registry, change the name here; nodes to which the image was copied have it under this name.
         tag = {"newTag": ours[0].rpartition(":")[2]} if len(ours) == 1 else {}
         kustomization["images"] = [{"name": REPOSITORY, "newName": REPOSITORY, **tag}]
-    files = {name: "---\n".join(text(manifest, {}) for manifest in kind_objects) for name, kind_objects in kinds.items()}
-    return {KUSTOMIZATION: f"{head}{_USE}\n{text(kustomization, {})}", **files}
+    return kustomization
 
 
-def _notes(source: RenderSource) -> list[str]:
-    run = run_of(source)
-    notices = [*notes(run, objects(run)), *run.plan.notices, *_unsent_messages(source.spec)]
+def _notices(run: Run, manifests: list[Object]) -> list[str]:
+    about_objects = filter(None, (storage.notice(run), configmaps.notice(manifests)))
+    notices = [*about_objects, *run.plan.notices, *_unsent_messages(run.spec)]
     if run.options.gang == "jobset":
-        return [*jobset.notes(run), *notices]
+        return [*jobset.notices(run), *notices]
     if run.options.attendant is None and any(
-        SECONDS_AFTER_RUN in (manifest["metadata"].get("annotations") or {}) for manifest in objects(run)
+        SECONDS_AFTER_RUN in (manifest["metadata"].get("annotations") or {}) for manifest in manifests
     ):
         notices.append(
             "tasks without the trainer's parent do not end with the run by themselves: `launcher up` or `launcher wait` ends them, or an attendant"

@@ -130,12 +130,19 @@ def selector(run: Run, component: str | None = None) -> dict[str, str]:
     return labels | ({COMPONENT: component} if component else {})
 
 
-def metadata(run: Run, name: str, component: str | None = None, **more: Any) -> Object:
-    """Return an object's metadata. `more` are further labels, or `annotations`. The caller checks a name that becomes a host name."""
-    annotations = {**run.options.annotations, **more.pop("annotations", {})}
-    labels = {**selector(run, component), MANAGED_BY: "launcher", **run.options.labels, **more.pop("labels", {})}
+def metadata(
+    run: Run,
+    name: str,
+    component: str | None = None,
+    *,
+    labels: Mapping[str, str] | None = None,
+    annotations: Mapping[str, str] | None = None,
+) -> Object:
+    """Return an object's metadata. The caller checks a name that becomes a host name."""
     namespace = {"namespace": run.options.namespace} if run.options.namespace else {}
-    return {"name": name, **namespace, "labels": labels} | ({"annotations": annotations} if annotations else {})
+    shared = pod_metadata(run, component)
+    merged = {**shared.get("annotations", {}), **(annotations or {})}
+    return {"name": name, **namespace, "labels": {**shared["labels"], **(labels or {})}} | ({"annotations": merged} if merged else {})
 
 
 def provenance(run: Run) -> dict[str, str]:
@@ -143,8 +150,8 @@ def provenance(run: Run) -> dict[str, str]:
     return {STRATEGY_ANNOTATION: run.plan.strategy, DIGEST_ANNOTATION: run.plan.spec_digest}
 
 
-def pod_metadata(run: Run, component: str) -> Object:
-    """Return the metadata of a component's pods."""
+def pod_metadata(run: Run, component: str | None) -> Object:
+    """Return the metadata that a component's pods have, and its other objects, too."""
     labels = {**selector(run, component), MANAGED_BY: "launcher", **run.options.labels}
     return {"labels": labels} | ({"annotations": dict(run.options.annotations)} if run.options.annotations else {})
 

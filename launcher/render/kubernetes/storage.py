@@ -41,7 +41,7 @@ def sharing(run: Run) -> Sharing:
     if run.has_tensorboard:
         pods[TENSORBOARD] = 1
     access = run.access
-    shared = Sharing(pods, one_node=access == "ReadWriteOnce" and sum(pods.values()) > 1)
+    shared = Sharing(pods, one_node=True)
     if access == "ReadWriteMany" or shared.total <= 1:
         return Sharing(pods, one_node=run.options.one_node)
     several = [group for group in by_role if group.mounts_run_dir and group.count > 1]

@@ -308,6 +308,6 @@ def test_notices_of_a_detached_run_on_a_cluster_name_the_work_that_is_not_done_w
         return list(_unwatched_notices(ClusterSpec.model_validate({**head, "kubernetes": options}), "launcher wait toy"))
 
     (lost,) = notices()
-    assert "pods of a lost node stay until `launcher wait toy` replaces them" in lost
+    assert "only `launcher wait toy` replaces pods of lost nodes" in lost
     assert [notice.split(" deletes")[0] for notice in notices(ttl="1h")[1:]] == ["kubernetes.ttl"]
     assert notices(attendant=True, ttl="1h") == []

@@ -119,7 +119,7 @@ def test_the_fields_of_a_role_are_only_in_its_services_and_are_written_once(rend
         f"${{TRAINER_IMAGE:-{images.DEFAULT_IMAGE}}}",
     ]
     assert services["chief"]["command"] == ["python", "-P", "-m", "trainer", "--", "python", "lead.py"]
-    assert services["chief"]["healthcheck"]["test"] == ["CMD", *images.HEALTH_COMMAND]
+    assert services["chief"]["healthcheck"]["test"] == ["CMD", "python", "-P", "-m", "trainer", "--health"]
     assert services["worker-1"]["command"][-3:] == ["--", "python", "train.py"]
     assert (services["worker-1"]["restart"], services["worker-1"]["environment"]["LEVEL"]) == ("on-failure:2", "3")
     with_parent = [name for name, service in services.items() if "TRAINER_PARENT" in service.get("environment", {})]

@@ -13,7 +13,7 @@ from launcher.errors import UsageError
 from launcher.images import all_for
 from launcher.plan.models import Target
 from launcher.render.kubernetes import manifests
-from launcher.render.targets import RenderSource, renderer
+from launcher.render.targets import RenderSource, target
 from launcher.spec.role_programs import sets_variables
 
 # Indented like the text that a test appends.
@@ -56,7 +56,7 @@ def source(tmp_path: Path) -> Callable[..., RenderSource]:
 
 
 def composed(source: RenderSource) -> dict[str, Any]:
-    document = yaml.load(renderer("compose")(source), Loader=yaml.CSafeLoader)
+    document = yaml.load(target("compose").render(source), Loader=yaml.CSafeLoader)
     assert isinstance(document, dict)
     return document
 
@@ -154,7 +154,7 @@ def test_a_notice_names_each_part_that_a_target_leaves_out(source: Callable[...,
     assert [notice.partition(";")[0] for notice in source("docker").plan.notices] == ["volumes left out: keys"]
     left_out = ["init containers left out: fetch, warm", "sidecars left out: log", "volumes left out: work, sets, cache, keys"]
     assert [notice.partition(";")[0] for notice in source("local").plan.notices] == left_out
-    text = renderer("compose")(source("docker"))
+    text = target("compose").render(source("docker"))
     assert "# Note: volumes left out: keys; " in text
     assert "`docker compose up` is called in has to have TOKEN." in text
     assert "sidecars continue after their tasks" in text

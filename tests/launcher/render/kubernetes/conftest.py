@@ -11,7 +11,7 @@ import yaml
 from launcher.cli.planning import plan_file
 from launcher.render.kubernetes import manifests
 from launcher.render.kubernetes.objects import Run
-from launcher.render.targets import RenderSource, renderer
+from launcher.render.targets import RenderSource, target
 
 Objects = dict[tuple[str, str], dict[str, Any]]
 Rendered = Callable[..., Objects]
@@ -39,7 +39,7 @@ def text(tmp_path: Path, texts: dict[tuple[str, str], str]) -> Callable[..., str
         if depends_on_no_file and key in texts:
             return texts[key]
         parsed, plan = plan_file(file, [], "kubernetes", tmp_path / "runs")
-        whole = renderer(to)(RenderSource(parsed, plan, tmp_path, "launcher render digits.yaml"))
+        whole = target(to).render(RenderSource(parsed, plan, tmp_path, "launcher render digits.yaml"))
         if depends_on_no_file:
             texts[key] = whole
         return whole
