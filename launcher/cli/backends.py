@@ -9,7 +9,7 @@ from typing import cast
 from launcher.backend.model import Backend, ClusterRef
 from launcher.backend.registry import BACKENDS, DEFAULT, backends_with_local_specs, cluster_backend, in_namespaces
 from launcher.cli.options import resolve_cluster_ref
-from launcher.cli.run_lookup import backends_of, find_run, looks_like_file, run_names, run_names_here, runs_directory, runs_next_to
+from launcher.cli.run_lookup import backends_of, find_run, local_run_names, looks_like_file, run_names, runs_directory, runs_next_to
 from launcher.errors import LauncherError, UsageError, did_you_mean
 from launcher.plan.models import Target
 from launcher.runs import orphans
@@ -42,7 +42,7 @@ def open_run(name: str | None, on: str | None, runs: Path, cluster: ClusterRef, 
     if (on := selected_backend_name(on, cluster)) is not None:
         backend = open_backend(on, runs, cluster)
         return backend, find_run(name, backend, runs, on)
-    names = [name] if name is not None else run_names_here(runs) or run_names(runs)
+    names = [name] if name is not None else local_run_names(runs) or run_names(runs)
     if len(names) > 1:
         raise UsageError(f"there are {len(names)} runs under {runs}", f"name one of: {', '.join(names)}")
     run = find_run(names[0] if names else None, open_backend(DEFAULT, runs), runs)

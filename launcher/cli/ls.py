@@ -16,7 +16,7 @@ EXAMPLES = (
 )
 _HEADERS = ("NAME", "ON", "STATE", "STRATEGY", "TASKS", "STEP", "METRICS", "STARTED", "TOOK", "USER")
 # Columns that a narrow terminal leaves out, the first one first; `status` shows them.
-_SPARE = ("STRATEGY", "TASKS", "TOOK", "ON", "STARTED", "METRICS", "STEP")
+_LEFT_OUT_FIRST = ("STRATEGY", "TASKS", "TOOK", "ON", "STARTED", "METRICS", "STEP")
 
 
 def ls(
@@ -46,7 +46,7 @@ def ls(
 
     console = Console(highlight=False)
     rows = [_row(status, marked=console.is_terminal) for status in known]
-    show(console, _HEADERS, rows, right=("TASKS", "STEP"), unwrapped=("NAME", "STATE"), spare=_SPARE)
+    show(console, _HEADERS, rows, right=("TASKS", "STEP"), unwrapped=("NAME", "STATE"), optional=_LEFT_OUT_FIRST)
     if on is None and any(runs_directory(runs, cluster_backend()).glob("*/*/*/place.json")):
         print(f"`{command(runs, 'ls', on=cluster_backend())}` lists runs on clusters", file=sys.stderr)
 

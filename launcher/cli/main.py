@@ -18,7 +18,7 @@ from launcher.cli import streams
 from launcher.cli.errors import INTERRUPTED, report
 from launcher.errors import UsageError, did_you_mean
 
-CONTEXT = {"help_option_names": ["-h", "--help"]}
+CONTEXT_SETTINGS = {"help_option_names": ["-h", "--help"]}
 _WITHOUT_VALUE = re.compile(r"--[a-z-]+=")
 
 
@@ -117,7 +117,7 @@ def load(name: str) -> Any:
     verb = VERBS[name]
     module = importlib.import_module(verb.module)
     single = typer.Typer(add_completion=False, rich_markup_mode=None)
-    single.command(name, context_settings=CONTEXT, epilog=_examples(module.EXAMPLES))(getattr(module, verb.function))
+    single.command(name, context_settings=CONTEXT_SETTINGS, epilog=_examples(module.EXAMPLES))(getattr(module, verb.function))
     return typer.main.get_command(single)
 
 
@@ -135,7 +135,7 @@ def _show_version(wanted: bool) -> None:
 app = typer.Typer(
     name="launcher",
     cls=VerbGroup,
-    context_settings=CONTEXT,
+    context_settings=CONTEXT_SETTINGS,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )

@@ -13,12 +13,12 @@ def steps(status: RunStatus) -> str:
         return ""
     if not status.steps:
         return f"{status.step:,}"
-    if early(status):
+    if early_end(status):
         return f"{status.step:,}, of {status.steps:,} at most"
     return f"{status.step:,} of {status.steps:,} ({status.step / status.steps:.0%})"
 
 
-def unsaved(status: RunStatus, now: float) -> str:
+def save_failure(status: RunStatus, now: float) -> str:
     """Write why checkpoints cannot be saved at present, and until when saving is retried; empty if nothing is wrong."""
     failed = status.save_failed
     if failed is None or status.state in ENDED:
@@ -35,10 +35,10 @@ def steps_cell(status: RunStatus) -> str:
     """Write the steps for a table: `500/2,000`; of a run that ended early those done: `500`."""
     if status.step is None:
         return ""
-    return f"{status.step:,}/{status.steps:,}" if status.steps and not early(status) else f"{status.step:,}"
+    return f"{status.step:,}/{status.steps:,}" if status.steps and not early_end(status) else f"{status.step:,}"
 
 
-def early(status: RunStatus) -> str:
+def early_end(status: RunStatus) -> str:
     """Write where and why a run has ended before its last step; empty if it has not."""
     if not status.ended_early or (status.step is not None and status.step == status.steps):
         return ""

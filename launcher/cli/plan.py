@@ -72,7 +72,7 @@ def _show(planned: Plan) -> None:
                 "" if size.memory is None else binary_size(size.memory),
                 f"{size.gpus} x {size.gpu_type}" if size.gpu_type else str(size.gpus or ""),
                 f"{task.restart.scope}, at most {task.restart.max_restarts}",
-                " ".join(map(_one_line, role_rules.readable(task.command))),
+                " ".join(map(_one_line, role_rules.readable_command(task.command))),
             )
         )
     console = Console(highlight=False)

@@ -132,10 +132,10 @@ def _is_manifest(name: str, text: str) -> bool:
     """Return whether all objects in a file are managed by the launcher, and of the kind that the file is named after."""
     import yaml
 
-    from launcher.render.kubernetes.objects import MANAGED_BY
+    from launcher.render.kubernetes.objects import MANAGED_BY_LABEL
 
     try:
-        owners = {(f"{manifest['kind'].lower()}.yaml", manifest["metadata"]["labels"][MANAGED_BY]) for manifest in yaml.safe_load_all(text)}
+        owners = {(f"{one['kind'].lower()}.yaml", one["metadata"]["labels"][MANAGED_BY_LABEL]) for one in yaml.safe_load_all(text)}
     except (yaml.YAMLError, LookupError, TypeError, AttributeError):
         return False
     return owners == {(name, "launcher")}

@@ -100,7 +100,7 @@ def _seconds(status: RunStatus) -> float | None:
 def _facts(status: RunStatus) -> list[tuple[str, str]]:
     restarts = [f"{task.name} {task.restart_count} (last: {_end_of(task.restarts[-1])})" for task in status.tasks if task.restarts]
     facts = {
-        "stopped early": measures.early(status),
+        "stopped early": measures.early_end(status),
         "steps": measures.steps(status),
         "speed": measures.speed(status),
         "training": measures.training(status),

@@ -44,7 +44,7 @@ class ResumeFlags:
 
 
 @contextlib.contextmanager
-def exclusive(runs: Path, name: str) -> Iterator[None]:
+def start_lock(runs: Path, name: str) -> Iterator[None]:
     """Lock out every other `up` of that name for a `with` block: two with --fresh would share one directory.
 
     Raises UsageError if another `up` has the lock, and LauncherError if `runs` cannot be written.
@@ -167,11 +167,11 @@ def _moved(change: Change, old_directory: str, directory: str) -> bool:
 
 
 def decide_resume(
-    old: RunStatus | None, changes: Sequence[Change] | None, flags: ResumeFlags, runs: Path, *, digest: str = "", other_host: bool = False
+    old: RunStatus | None, changes: Sequence[Change] | None, flags: ResumeFlags, runs: Path, *, digest: str = "", elsewhere: bool = False
 ) -> Decision:
     """Return what `up` is to do; `changes` is None if the spec of the old run is not known.
 
-    `digest` is the new spec's. `other_host`: another machine started the old run, and its engine knows only the digest of its spec.
+    `digest` is the new spec's. `elsewhere`: another machine started the old run, and its engine knows only the digest of its spec.
     Raises UsageError if the run still runs, or if only the user can decide, and there is no prompt or the user chooses to quit.
     """
     if old is not None and old.state not in ENDED:
@@ -188,7 +188,7 @@ def decide_resume(
     if old.data_lost and not (changes == [] and old.state is State.SUCCEEDED):
         return _ask_about_data(old.data_lost, flags)
     if changes is None:
-        if decision := _decide_without_spec(old, flags, digest, other_host=other_host):
+        if decision := _decide_without_spec(old, flags, digest, elsewhere=elsewhere):
             return decision
         changes = []
     if flags.resume or only_longer(changes):
@@ -198,14 +198,14 @@ def decide_resume(
     return "resume" if old.state is not State.SUCCEEDED else _decide_succeeded(old, flags, digest)
 
 
-def _decide_without_spec(old: RunStatus, flags: ResumeFlags, digest: str, *, other_host: bool) -> Decision | None:
+def _decide_without_spec(old: RunStatus, flags: ResumeFlags, digest: str, *, elsewhere: bool) -> Decision | None:
     """Return what `up` is to do if the spec of the old run is not known; None if it counts as unchanged."""
     has_started = old.state is State.UNKNOWN or any(task.started is not None for task in old.tasks)
-    if not other_host and (in_namespaces(old.backend) or not has_started):
+    if not elsewhere and (in_namespaces(old.backend) or not has_started):
         return "start"
     if flags.resume:
         return None
-    if not other_host:
+    if not elsewhere:
         return _ask(f"the spec with which the run {old.name} was started cannot be read", flags)
     if code.without_code(old.spec_digest) != code.without_code(digest):
         return _ask(f"the run {old.name} was started elsewhere, {_spec_origin(old)}", flags)

@@ -104,10 +104,10 @@ def read_stored(runs: Path, name: str, document: str, on: str | None = None) -> 
 def run_names(runs: Path) -> list[str]:
     """Return the names of the runs under a directory, by its files only, since completion must be quick."""
     on_clusters = [path.parent.name for path in runs_directory(runs, cluster_backend()).glob("*/*/*/place.json")]
-    return sorted({*run_names_here(runs), *filter(is_run_name, on_clusters)})
+    return sorted({*local_run_names(runs), *filter(is_run_name, on_clusters)})
 
 
-def run_names_here(runs: Path) -> list[str]:
+def local_run_names(runs: Path) -> list[str]:
     """Return only the runs of processes and containers: files about runs on clusters stay when the run, or even the cluster, is gone."""
     local_runs = [path.parent.name for on in backends_with_local_specs() for path in runs_directory(runs, on).glob("*/launcher")]
     return sorted(filter(is_run_name, set(local_runs)))

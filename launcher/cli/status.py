@@ -112,7 +112,7 @@ def _facts(current: RunStatus) -> list[tuple[str, str]]:
         "state": ": ".join(filter(None, (str(current.state), current.reason or _early(current)))),
         "started": " by ".join(filter(None, (_times(current), current.user))),
         "stalled": "" if current.state in ENDED else stall_summary(current),
-        "saving": measures.unsaved(current, time.time()),
+        "saving": measures.save_failure(current, time.time()),
         "step": measures.steps(current),
         "training": measures.training(current),
         "evaluation": measures.evaluation(current),
@@ -129,7 +129,7 @@ def _facts(current: RunStatus) -> list[tuple[str, str]]:
 
 
 def _early(current: RunStatus) -> str:
-    why = measures.early(current)
+    why = measures.early_end(current)
     return f"stopped early {why}" if why else ""
 
 

@@ -24,11 +24,11 @@ def grid(
     right: Sequence[str] = (),
     width: int | None = None,
     unwrapped: Sequence[str] = (),
-    spare: Sequence[str] = (),
+    optional: Sequence[str] = (),
 ) -> Table:
     """Return a table for a terminal of `width`; columns named in `right` are right-aligned, empty columns are left out.
 
-    Nothing is cut: cells wrap at words, except in the columns named in `unwrapped`. If that is not enough, the columns in `spare` are left
+    Nothing is cut: cells wrap at words, except in the columns named in `unwrapped`. If that is not enough, the columns in `optional` are left
     out, one after another.
     """
     table = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="bold bright_black")
@@ -38,7 +38,7 @@ def grid(
     least = {
         column: natural[column] if headers[column] in unwrapped else min(_longest_word(cells[column]), _LONG_WORD) for column in visible
     }
-    for name in spare:
+    for name in optional:
         if width is not None and _total(least[column] for column in visible) > width:
             visible = [column for column in visible if headers[column] != name]
     widths = _fitted({column: natural[column] for column in visible}, least, width)
@@ -92,7 +92,7 @@ def fact_lines(facts: Iterable[tuple[str, str]], styles: Mapping[str, str] | Non
 
 
 def show(console: Console, headers: Sequence[str], rows: Sequence[Sequence[Cell]], **form: Sequence[str]) -> None:
-    """Print a table in the form that fits the console; `form` has the arguments `right`, `unwrapped` and `spare` of `grid`."""
+    """Print a table in the form that fits the console; `form` has the arguments `right`, `unwrapped` and `optional` of `grid`."""
     if console.is_terminal:
         console.print(grid(headers, rows, width=console.width, **form))
     else:

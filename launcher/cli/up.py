@@ -59,10 +59,10 @@ def up(
         data_exists,
         decide_resume,
         describe_start,
-        exclusive,
         moved_spec_note,
         previous_status,
         rename_old_run,
+        start_lock,
     )
     from launcher.cli.secrets import supply
     from launcher.spec.loader import dump
@@ -75,24 +75,24 @@ def up(
     up_arguments = (str(file), *(word for option in set_options or [] for word in ("--set", option)))
     say = streams.printer(as_json=as_json)
     source = command_line.get_parameter_source("runs")
-    is_named = source is not None and source.name != "DEFAULT"  # also by `--runs runs`
-    if BACKENDS[plan.target].stores_locally and not is_named and (note := check_runs_directory(up_arguments, runs, spec.name, fresh=fresh)):
+    default_runs = source is None or source.name == "DEFAULT"  # not for `--runs runs`
+    if default_runs and BACKENDS[plan.target].stores_locally and (note := check_runs_directory(up_arguments, runs, spec.name, fresh=fresh)):
         say(f"notice: {note}")
     with ExitStack() as locks:
         # Held until the run has started, so that the decision below is still valid then.
-        locks.enter_context(exclusive(runs, spec.name))
+        locks.enter_context(start_lock(runs, spec.name))
         old = previous_status(backend, spec.name)
         # A cluster stores the spec of each run; an engine has only its digest of a run that another machine started.
-        other_host = BACKENDS[plan.target].shows_runs_of_others and not data_exists(runs_directory(runs, on), spec.name)
+        elsewhere = BACKENDS[plan.target].shows_runs_of_others and not data_exists(runs_directory(runs, on), spec.name)
         run = PlannedRun(plan, dump(spec))
         changes, flags = changed(backend, spec, plan, runs), ResumeFlags(fresh, resume, may_prompt, yes)
-        decision = decide_resume(old, changes, flags, runs, digest=plan.spec_digest, other_host=other_host)
+        decision = decide_resume(old, changes, flags, runs, digest=plan.spec_digest, elsewhere=elsewhere)
         if decision == "complete" and old is not None:
             say(
                 f"{spec.name} is complete{_steps_done(old)}; `{command(runs, 'up', *up_arguments, '--fresh', on=on)}` trains it again from the first step"
             )
             return _finish(backend, old, runs, (), as_json=as_json, code=0)
-        missing_webhook = () if in_namespaces(on) else supply(plan, spec)
+        webhook_notices = () if in_namespaces(on) else supply(plan, spec)
         if decision == "fresh" and (old is not None or (not in_namespaces(on) and data_exists(runs_directory(runs, on), spec.name))):
             # Another machine may be starting it, too: this keeps both from moving the other's run.
             locks.enter_context(_reserved(backend, run))
@@ -105,9 +105,9 @@ def up(
         wait = command(runs, "wait", spec.name, on=on)
         for notice in (
             *plan.notices,
-            *missing_webhook,
+            *webhook_notices,
             *_prepared(backend, run),
-            *(_background_notices(spec, on, wait, missing_webhook) if detach else ()),
+            *(_background_notices(spec, on, wait, webhook_notices) if detach else ()),
         ):
             say(f"notice: {notice}")
         if detach:
@@ -116,12 +116,12 @@ def up(
         return _foreground(backend, run, runs, up_arguments, as_json=as_json, started=locks.close)
 
 
-def _background_notices(spec: "ClusterSpec", on: str, wait: str, missing_webhook: Sequence[str]) -> Iterator[str]:
-    """Yield notices about a run that no launcher watches. `wait` is the command that watches it; `missing_webhook` is not empty if its URL is missing."""
+def _background_notices(spec: "ClusterSpec", on: str, wait: str, webhook_notices: Sequence[str]) -> Iterator[str]:
+    """Yield notices about a run that no launcher watches. `wait` is the command that watches it; `webhook_notices` is not empty if its URL is missing."""
     if in_namespaces(on):
         yield from _unwatched_notices(spec, wait)
     if notify := spec.notify:
-        channels = {"command": notify.command is not None, "webhook": notify.webhook is not None and not missing_webhook}
+        channels = {"command": notify.command is not None, "webhook": notify.webhook is not None and not webhook_notices}
         yield from _message_notices([channel for channel, is_used in channels.items() if is_used], spec, on, wait)
 
 

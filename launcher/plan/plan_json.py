@@ -6,7 +6,7 @@ from typing import Any
 from launcher.plan.models import Plan, Resources, RestartRule, SecretKey, Task
 
 # Fields with another key in the document. Keys must not change: scripts read them, and supervisors that an older launcher started.
-_KEYS = {"required_tasks": "decisive", "end_graces": "graces"}
+_KEYS = {"required_tasks": "decisive", "end_grace_periods": "graces"}
 
 
 def to_document(plan: Plan) -> dict[str, Any]:

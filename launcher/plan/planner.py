@@ -71,11 +71,11 @@ def plan(
     min_inter_op = STRATEGIES[spec.strategy].min_inter_op_threads if spec.train else _MIN_INTER_OP_OF_COMMAND
     if rules.in_containers:
         machine = None
-        shares = {task.name: _container_environment(task.resources.cpu, min_inter_op) for task in task_specs}
+        resource_variables = {task.name: _container_environment(task.resources.cpu, min_inter_op) for task in task_specs}
     else:
         _refuse_entrypoints(spec)
         machine = machine or machines.detect(with_gpus=any(task.resources.gpus for task in task_specs))
-        shares, notices = _local_environments(task_specs, machine, min_inter_op, _all_reduce_tasks(spec, task_specs))
+        resource_variables, notices = _local_environments(task_specs, machine, min_inter_op, _all_reduce_tasks(spec, task_specs))
     task_fields = _TaskFields(spec, rules, str(run_dir), settings, Path(spec_dir or os.curdir).absolute(), machine)
     role_fields = {role: task_fields.role_fields(role) for role in {task.role for task in task_specs}}
     leader = role_rules.leader(names)
@@ -87,7 +87,7 @@ def plan(
             index=task.index,
             address=addresses.get(task.name, ""),
             tf_config={"cluster": cluster_spec, "task": {"type": types.get(task.role, task.role), "index": task.index}},
-            env=task_fields.environment(task.role, shares[task.name]),
+            env=task_fields.environment(task.role, resource_variables[task.name]),
             resources=task.resources,
             mounts_run_dir=task_fields.has_run_dir
             and (task_fields.all_mount_run_dir or role_rules.mounts_run_dir(task.name, leader=leader)),
@@ -106,7 +106,7 @@ def plan(
         grace_period=parse_duration(limits.grace_period),
         deadline=parse_duration(limits.deadline) if limits.deadline else None,
         required_tasks=role_rules.required_tasks((task.name for task in task_specs), is_command=spec.train is None, success=spec.success),
-        end_graces=_end_graces(spec),
+        end_grace_periods=_end_grace_periods(spec),
         notices=(*notices, *rules.notices(spec)),
         spec_dir=str(task_fields.spec_dir),
         notify=spec.notify.model_dump(mode="json") if spec.notify else None,
@@ -197,15 +197,15 @@ def _ending(spec: ClusterSpec, rules: TargetRules) -> Ending | None:
     return Ending(
         port=RUN_END_PORT,
         success=spec.success,
-        graces={str(role): seconds for role, seconds in _end_graces(spec).items()},
+        graces={str(role): seconds for role, seconds in _end_grace_periods(spec).items()},
         grace_period=parse_duration(spec.limits.grace_period),
     )
 
 
-def _end_graces(spec: ClusterSpec) -> dict[RoleName, float]:
+def _end_grace_periods(spec: ClusterSpec) -> dict[RoleName, float]:
     limits = spec.limits
     worker, evaluator, peer = map(parse_duration, (limits.worker_grace, limits.evaluator_grace, limits.grace_period))
-    return role_rules.end_graces(spec.strategy, worker=worker, evaluator=evaluator, peer=peer)
+    return role_rules.end_grace_periods(spec.strategy, worker=worker, evaluator=evaluator, peer=peer)
 
 
 def _train(spec: ClusterSpec, train: Train, rules: TargetRules) -> Train:
@@ -299,10 +299,10 @@ class _TaskFields:
     def _env(self, role_name: RoleName) -> Env:
         return {**self.spec.env, **role_programs.roles_of(self.spec)[role_name].env}
 
-    def environment(self, role: RoleName, shares_of_task: Mapping[str, str]) -> dict[str, str]:
+    def environment(self, role: RoleName, resource_variables: Mapping[str, str]) -> dict[str, str]:
         """Return the variables of one task. The user's `env` may override the defaults, but not the variables that identify the task."""
         user = {name: value for name, value in self._env(role).items() if isinstance(value, str)}
-        environment = {"GRPC_FAIL_FAST": "use_caller", **shares_of_task, **user}
+        environment = {"GRPC_FAIL_FAST": "use_caller", **resource_variables, **user}
         environment |= {
             **({"RUN_DIR": self.run_dir} if self.has_run_dir else {}),
             "RUN_NAME": self.spec.name,

@@ -57,7 +57,7 @@ def _is_parent(command: Sequence[str]) -> bool:
     return any(_starts_with(command, parent) for parent in _PARENTS)
 
 
-def readable(command: Sequence[str]) -> tuple[str, ...]:
+def readable_command(command: Sequence[str]) -> tuple[str, ...]:
     """Return a command for people, with a short form of how the parent is started."""
     parent = next((parent for parent in _PARENTS if _starts_with(command, parent)), ())
     return ("python3", posixpath.basename(CONTAINER_PARENT), *command[len(parent) :]) if parent else tuple(command)
@@ -94,7 +94,7 @@ def leader(names: Iterable[str]) -> str:
     return "chief" if "chief" in set(names) else "worker-0"
 
 
-def end_graces(strategy: str, *, worker: float, evaluator: float, peer: float) -> dict[RoleName, float]:
+def end_grace_periods(strategy: str, *, worker: float, evaluator: float, peer: float) -> dict[RoleName, float]:
     """Return by role the seconds that a task of a user's own program has to end by itself once the run has succeeded.
 
     `worker` is for workers of parameter servers, `peer` for the tasks of an all-reduce; a ps never ends by itself.

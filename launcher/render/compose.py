@@ -58,9 +58,9 @@ def compose(source: RenderSource) -> tuple[dict[str, Any], dict[str, dict[str, A
     spec, plan = source.spec, source.plan
     common = labels.of_run(plan)
     environment = _shared_environment(plan)
-    base = hardened = _container(spec, is_hardened=True)
+    base = hardened = _base_container(spec, is_hardened=True)
     if spec.security == "image":  # containers other than the tasks' stay hardened
-        base = _container(spec, is_hardened=False)
+        base = _base_container(spec, is_hardened=False)
         hardened = {MERGE: base, **_changed_items(hardened, base)}
     role_services = {group.role: _role_service(spec, plan, group.first_task) for group in groups(plan)}
     task_defaults = {MERGE: base, **_changed_items(_common_items(list(role_services.values())), base)}
@@ -181,7 +181,7 @@ def _notices(source: RenderSource) -> list[str]:
 # Parts of every container
 
 
-def _container(spec: ClusterSpec, *, is_hardened: bool) -> dict[str, Any]:
+def _base_container(spec: ClusterSpec, *, is_hardened: bool) -> dict[str, Any]:
     rights: dict[str, Any] = {"user": f"{USER}:{USER}", "read_only": True, "cap_drop": ["ALL"]} if is_hardened else {}
     return {
         "image": image(spec_image(spec)),

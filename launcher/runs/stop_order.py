@@ -39,7 +39,7 @@ def runs_built_in_trainer(task: Task) -> bool:
 
 def end_grace(plan: Plan, task: Task) -> float:
     """Return the seconds that a task gets to end by itself once the run's work is done."""
-    return plan.grace_period if runs_built_in_trainer(task) else plan.end_graces.get(task.role, plan.grace_period)
+    return plan.grace_period if runs_built_in_trainer(task) else plan.end_grace_periods.get(task.role, plan.grace_period)
 
 
 def stop_groups(plan: Plan) -> list[frozenset[str]]:

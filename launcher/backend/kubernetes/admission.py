@@ -13,7 +13,7 @@ from launcher.backend.kubernetes.client import Cluster, Object
 from launcher.backend.kubernetes.errors import ForbiddenError, UnreachableError
 from launcher.backend.kubernetes.node_capacity import format_quantity
 from launcher.errors import LauncherError
-from launcher.render.kubernetes.objects import COMPONENT, TENSORBOARD
+from launcher.render.kubernetes.objects import COMPONENT_LABEL, TENSORBOARD
 from launcher.spec.models import ClusterSpec
 from launcher.spec.problems import all_of
 from launcher.spec.quantities import parse_quantity
@@ -55,7 +55,7 @@ def pod_sets(manifests: Sequence[Object], helper: Object) -> list[PodSet]:
             sets.append(PodSet(TENSORBOARD, 1, _pod(manifest["spec"]["template"], "apps/v1", "ReplicaSet"), optional=True))
         for job in [manifest] if manifest["kind"] == "Job" else manifest["spec"]["replicatedJobs"] if manifest["kind"] == "JobSet" else ():
             spec = job["spec"] if manifest["kind"] == "Job" else job["template"]["spec"]
-            role = spec["template"]["metadata"]["labels"][COMPONENT]
+            role = spec["template"]["metadata"]["labels"][COMPONENT_LABEL]
             sets.append(PodSet(role, int(spec["completions"]), _without_account(_pod(spec["template"], "batch/v1", "Job"), new_accounts)))
     return [*sets, PodSet("the pod with which the launcher reads the volume", 0, helper, optional=True)]
 

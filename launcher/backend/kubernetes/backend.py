@@ -44,7 +44,7 @@ from launcher.notify.delivery import Channel
 from launcher.plan import planner
 from launcher.plan.target_rules import TARGET_RULES
 from launcher.render.kubernetes import manifests
-from launcher.render.kubernetes.objects import COMPONENT, INSTANCE, Run
+from launcher.render.kubernetes.objects import COMPONENT_LABEL, INSTANCE_LABEL, Run
 from launcher.render.targets import RenderSource
 from launcher.runs import cluster_cache, task_stacks
 from launcher.runs.artifacts import Artifact, ArtifactStream, still_running_error
@@ -306,7 +306,7 @@ class KubernetesBackend:
         """Return the status of every run of the namespace, newest first."""
         cluster = Cluster(self._cluster_ref.context, self._cluster_ref.namespace)
         known = []
-        records = {record["metadata"]["labels"].get(INSTANCE): record for record in _records(cluster)}
+        records = {record["metadata"]["labels"].get(INSTANCE_LABEL): record for record in _records(cluster)}
         for name in self._names(cluster, records.values()):
             with contextlib.suppress(UsageError):  # removed meanwhile
                 self._clusters[name] = cluster  # later calls concern the listed run, even if one of its name was last started elsewhere
@@ -319,7 +319,7 @@ class KubernetesBackend:
     def _names(self, cluster: Cluster, records: Iterable[Object]) -> list[str]:
         found = [*cluster.list_objects("Job", status_source.OURS), *records]
         found += cluster.list_objects("PersistentVolumeClaim", status_source.OURS)
-        return sorted({thing["metadata"]["labels"].get(INSTANCE, "") for thing in found} - {""})
+        return sorted({thing["metadata"]["labels"].get(INSTANCE_LABEL, "") for thing in found} - {""})
 
     def logs(self, name: str, *, tasks: list[str], follow: bool, since: float | None = None, tail: int | None = None) -> Iterator[LogLine]:
         """Yield the lines of `tasks` (all when empty) in order of time, including earlier attempts; `tail` counts per task."""
@@ -392,7 +392,7 @@ class KubernetesBackend:
             helper_pod.remove(cluster, run)
         else:
             claim = cluster.get("PersistentVolumeClaim", name)
-            is_other = claim is not None and claim["metadata"].get("labels", {}).get(INSTANCE) != name
+            is_other = claim is not None and claim["metadata"].get("labels", {}).get(INSTANCE_LABEL) != name
             if is_other and (run is None or run.has_own_claim):
                 raise LauncherError(
                     f"the claim {name} in {cluster.description()} was not created for this run; nothing was deleted",
@@ -477,7 +477,7 @@ class KubernetesBackend:
 
 
 def _records(cluster: Cluster) -> list[Object]:
-    return cluster.list_objects("ConfigMap", {**status_source.OURS, COMPONENT: run_record.RECORD_COMPONENT})
+    return cluster.list_objects("ConfigMap", {**status_source.OURS, COMPONENT_LABEL: run_record.RECORD_COMPONENT})
 
 
 def _namespace_ref(cluster: Cluster) -> cluster_cache.NamespaceRef:

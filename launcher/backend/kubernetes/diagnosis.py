@@ -15,7 +15,7 @@ from launcher.backend.kubernetes.object_fields import Object, condition_entry
 from launcher.files import json_object
 from launcher.plan import role_rules
 from launcher.plan.container_paths import CONTAINER_RUNS
-from launcher.render.kubernetes.objects import INSTANCE, TRAINER_CONTAINER
+from launcher.render.kubernetes.objects import INSTANCE_LABEL, TRAINER_CONTAINER
 from launcher.runs.reasons import RESTRICTION_REMEDY, LastError, cause_with_output, meets_restriction, reports_kill
 from trainer.exit_codes import describe
 
@@ -278,7 +278,7 @@ def _diagnose_waiting(pod: Object, waiting: Object, image: str) -> Diagnosis:
     """Return why a container waits; for an image with the node, since other nodes may have it."""
     kind, remedy, final = _WAITING[waiting["reason"]]
     node, message = pod.get("spec", {}).get("nodeName"), str(waiting.get("message") or image)
-    run = str((pod.get("metadata", {}).get("labels") or {}).get(INSTANCE, ""))
+    run = str((pod.get("metadata", {}).get("labels") or {}).get(INSTANCE_LABEL, ""))
     if run and re.search(_OWN_CONFIG.format(run=re.escape(run)), message):
         return Diagnosis("deleted", f"{waiting['reason']}{_because(message)}", f"it was deleted: {recreate_remedy(run)}")
     if kind == "image":

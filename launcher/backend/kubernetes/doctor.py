@@ -16,7 +16,7 @@ from launcher.plan import planner
 from launcher.plan.container_paths import CONTAINER_RUNS
 from launcher.render.kubernetes import network
 from launcher.render.kubernetes.objects import TASK_LABEL, Run
-from launcher.render.kubernetes.storage import sharing
+from launcher.render.kubernetes.storage import volume_pods
 from launcher.spec.kubernetes import DEFAULT_VERSION, parse_version
 from launcher.spec.models import ClusterSpec, Role, Roles
 from launcher.spec.problems import all_of
@@ -263,7 +263,7 @@ def _webhook(cluster: Cluster, spec: ClusterSpec) -> Iterator[CheckResult]:
 def _storage(cluster: Cluster, planned: Run) -> Iterator[CheckResult]:
     run = helper_pod.with_claim_access(cluster, planned)
     try:
-        sharing(run)
+        volume_pods(run)
     except UsageError as error:
         yield error_result("storage", error)
         return
@@ -297,14 +297,14 @@ def _storage(cluster: Cluster, planned: Run) -> Iterator[CheckResult]:
 def _colocated_roles(cluster: Cluster, spec: ClusterSpec) -> tuple[str, ...]:
     """Return the roles whose tasks must share one node because of the volume."""
     try:
-        shared = sharing(helper_pod.with_claim_access(cluster, _kubernetes_run(spec)))
+        shared = volume_pods(helper_pod.with_claim_access(cluster, _kubernetes_run(spec)))
     except LauncherError:  # reported by the check of storage
         return ()
     return tuple(name for name in shared.pods if name in ROLES) if shared.one_node else ()
 
 
 def _mounters(run: Run) -> str:
-    return sharing(run).description()
+    return volume_pods(run).description()
 
 
 def _image_and_dns(cluster: Cluster, spec: ClusterSpec) -> Iterator[CheckResult]:

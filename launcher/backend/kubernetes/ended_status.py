@@ -7,7 +7,7 @@ from launcher.backend.kubernetes import pod_status, run_record, status_source
 from launcher.backend.kubernetes.client import Cluster, Object
 from launcher.backend.kubernetes.pod_logs import stored_tasks
 from launcher.plan import role_rules
-from launcher.render.kubernetes.objects import INSTANCE
+from launcher.render.kubernetes.objects import INSTANCE_LABEL
 from launcher.runs.status import RunStatus, State, TaskStatus
 
 BACKEND = "kubernetes"
@@ -65,4 +65,4 @@ def _stopping_tasks(task_names: Iterable[str], pods: Iterable[Object]) -> list[T
 
 def _has_claim(cluster: Cluster, run: str) -> bool:
     claim = cluster.get("PersistentVolumeClaim", run)
-    return claim is not None and claim["metadata"].get("labels", {}).get(INSTANCE) == run
+    return claim is not None and claim["metadata"].get("labels", {}).get(INSTANCE_LABEL) == run

@@ -12,7 +12,7 @@ from launcher.backend.kubernetes.object_fields import has_ended, is_being_delete
 from launcher.errors import LauncherError, UsageError
 from launcher.plan.container_paths import CONTAINER_RUNS
 from launcher.render.kubernetes import pods, storage
-from launcher.render.kubernetes.objects import COMPONENT, HELPER_POD, TASK_LABEL, TRAINER_CONTAINER, Run, metadata, resource_list
+from launcher.render.kubernetes.objects import COMPONENT_LABEL, HELPER_POD, TASK_LABEL, TRAINER_CONTAINER, Run, metadata, resource_list
 
 # Small resources, set explicitly so that a quota admits the pod.
 _RESOURCES = {"requests": {"cpu": "100m", "memory": "128Mi"}, "limits": {"cpu": "1", "memory": "256Mi"}}
@@ -110,7 +110,7 @@ def node_constraints(run: Run, own_pods: Iterable[Object]) -> Object:
 
 def delete_finished(cluster: Cluster, run: str) -> None:
     """Delete the run's helper pods that have ended and whose launcher was killed: they keep a claim from being deleted."""
-    for pod in cluster.list_objects("Pod", {**status_source.labels_of(run), COMPONENT: HELPER_POD}):
+    for pod in cluster.list_objects("Pod", {**status_source.labels_of(run), COMPONENT_LABEL: HELPER_POD}):
         if has_ended(pod):
             cluster.delete("Pod", pod["metadata"]["name"], uid=pod["metadata"]["uid"])
 
@@ -154,7 +154,7 @@ def _pod(run: Run, command: list[str], *, mounted: bool = True, read_only: bool 
     spec = {
         "restartPolicy": "Never",
         "activeDeadlineSeconds": math.ceil(deadline),  # also if the launcher that created it was killed
-        **pods.hardened(run),
+        **pods.hardened_pod_fields(run),
         **pods.scheduling(run),
         "containers": [container],
         "volumes": volumes,

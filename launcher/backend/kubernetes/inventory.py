@@ -9,7 +9,7 @@ from launcher.backend.kubernetes.client import Cluster, Object
 from launcher.backend.kubernetes.errors import ForbiddenError
 from launcher.backend.kubernetes.object_fields import is_being_deleted
 from launcher.backend.kubernetes.run_context import MissingObjects, ObjectRef
-from launcher.render.kubernetes.objects import ATTENDANT, COMPONENT
+from launcher.render.kubernetes.objects import ATTENDANT, COMPONENT_LABEL
 from launcher.runs.status import DataLoss
 
 _COMPARE_INTERVAL = 60.0  # seconds
@@ -111,7 +111,7 @@ def reason(run: str, deleted: Sequence[ObjectRef], unlabelled: Iterable[ObjectRe
     if deleted:
         reasons.append(f"{', '.join(map(str, deleted))} {'was' if len(deleted) == 1 else 'were'} deleted: {diagnosis.recreate_remedy(run)}")
     for ref in unlabelled:
-        labels = status_source.labels_of(run) | ({COMPONENT: ref.name.removeprefix(f"{run}-")} if ref.kind == "Job" else {})
+        labels = status_source.labels_of(run) | ({COMPONENT_LABEL: ref.name.removeprefix(f"{run}-")} if ref.kind == "Job" else {})
         given = " ".join(f"{key}={value}" for key, value in labels.items())
         reasons.append(f"{ref} has lost its labels: kubectl label {ref} {given} --overwrite -n {namespace}")
     return "; ".join(reasons)

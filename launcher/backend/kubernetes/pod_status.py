@@ -19,14 +19,14 @@ from launcher.backend.kubernetes.run_context import RunContext
 from launcher.backend.kubernetes.task_events import TaskEvents
 from launcher.plan import role_rules
 from launcher.render.kubernetes.objects import (
-    COMPONENT,
+    COMPONENT_LABEL,
     DIGEST_ANNOTATION,
     FOLLOWS_RUN,
-    INSTANCE,
+    INSTANCE_LABEL,
     QUEUE_LABEL,
     SECONDS_AFTER_RUN,
     STRATEGY_ANNOTATION,
-    TASKS,
+    TASK_COUNT,
 )
 from launcher.runs.reasons import with_remedy
 from launcher.runs.status import ENDED, EndedAttempt, RunStatus, State, TaskStatus
@@ -231,12 +231,12 @@ def _failure_order(task: TaskStatus) -> tuple[bool, float]:
 
 
 def _tasks(snapshot: ClusterSnapshot, job: Object, now: float) -> Iterable[TaskStatus]:
-    role = _label(job, COMPONENT)
+    role = _label(job, COMPONENT_LABEL)
     pods: dict[int, list[Object]] = {}
     for pod in snapshot.pods:
-        if _label(pod, COMPONENT) == role:
+        if _label(pod, COMPONENT_LABEL) == role:
             pods.setdefault(_index(pod), []).append(pod)
-    for index in range(int(annotation(job, TASKS) or job.get("spec", {}).get("completions") or 1)):
+    for index in range(int(annotation(job, TASK_COUNT) or job.get("spec", {}).get("completions") or 1)):
         attempts = sorted(pods.get(index, []), key=lambda pod: str(pod["metadata"].get("creationTimestamp", "")))
         yield _task(snapshot, job, role_rules.task_name(role, index), attempts, now)  # type: ignore[arg-type]  # a label is one of the roles
 
@@ -373,7 +373,7 @@ def job_has_ended(job: Object) -> bool:
 
 def launcher_created_jobset(snapshot: ClusterSnapshot) -> bool:
     """Return whether the launcher has created the run's JobSet: then it is deleted with the run."""
-    return snapshot.jobset is not None and _label(snapshot.jobset, INSTANCE) == snapshot.name
+    return snapshot.jobset is not None and _label(snapshot.jobset, INSTANCE_LABEL) == snapshot.name
 
 
 def queue_of(thing: Object) -> str:
@@ -398,12 +398,12 @@ def queue_reason(snapshot: ClusterSnapshot, job: Object | None = None) -> str:
 
 def role_of(job: Object) -> str:
     """Return the role of a Job or pod."""
-    return _label(job, COMPONENT)
+    return _label(job, COMPONENT_LABEL)
 
 
 def task_of(pod: Object) -> str:
     """Return the task of a pod."""
-    return role_rules.task_name(_label(pod, COMPONENT), _index(pod))  # type: ignore[arg-type]  # a label is one of the roles
+    return role_rules.task_name(_label(pod, COMPONENT_LABEL), _index(pod))  # type: ignore[arg-type]  # a label is one of the roles
 
 
 def condition(thing: Object, kind: str) -> Object | None:

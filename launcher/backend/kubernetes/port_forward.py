@@ -17,7 +17,7 @@ from launcher.backend.kubernetes import diagnosis, pod_status, status_source, vo
 from launcher.backend.kubernetes.client import ERRORS, Cluster, Object, translate_errors
 from launcher.errors import LauncherError, UsageError
 from launcher.plan.addresses import TENSORBOARD_PORT, url_host
-from launcher.render.kubernetes.objects import COMPONENT, TENSORBOARD
+from launcher.render.kubernetes.objects import COMPONENT_LABEL, TENSORBOARD
 from launcher.runs import ports
 
 _CHUNK = 65536
@@ -35,7 +35,7 @@ def await_tensorboard(cluster: Cluster, run: str) -> None:
     deadline = time.monotonic() + _START_TIMEOUT
     while time.monotonic() < deadline:
         of_run = cluster.list_objects("Pod", status_source.labels_of(run))
-        tensorboard_pods = [pod for pod in of_run if (pod["metadata"].get("labels") or {}).get(COMPONENT) == TENSORBOARD]
+        tensorboard_pods = [pod for pod in of_run if (pod["metadata"].get("labels") or {}).get(COMPONENT_LABEL) == TENSORBOARD]
         if any(pod_status.condition(pod, "Ready") for pod in tensorboard_pods):
             return
         message = f"waiting up to {_START_TIMEOUT:.0f} s for TensorBoard of {run} to start"
@@ -77,7 +77,7 @@ def pod_of(cluster: Cluster, run: str) -> Object:
 
     Raises UsageError if the run has none, LauncherError with the reason if it is not ready.
     """
-    pods = cluster.list_objects("Pod", {**status_source.labels_of(run), COMPONENT: TENSORBOARD})
+    pods = cluster.list_objects("Pod", {**status_source.labels_of(run), COMPONENT_LABEL: TENSORBOARD})
     for pod in pods:
         if pod_status.condition(pod, "Ready"):
             return pod

@@ -14,7 +14,7 @@ from launcher.backend.kubernetes.reconcile import lost_pods
 from launcher.backend.kubernetes.run_context import JOB_KINDS, ObjectRef
 from launcher.errors import LauncherError, UsageError
 from launcher.render.kubernetes import manifests, storage
-from launcher.render.kubernetes.objects import INSTANCE, Run
+from launcher.render.kubernetes.objects import INSTANCE_LABEL, Run
 from launcher.spec.kubernetes import SIDECARS_SINCE
 from launcher.spec.role_programs import has_sidecars
 
@@ -114,7 +114,7 @@ def _dry_run_of_binding(cluster: Cluster, manifest: Object) -> Object:
 def refuse_claim_of_others(cluster: Cluster, run: Run) -> None:
     """Raise UsageError if a claim of this name was not created for the run: an apply would take it over, and it would be deleted with the run."""
     claim = cluster.get("PersistentVolumeClaim", run.claim) if run.has_own_claim else None
-    if claim is not None and claim["metadata"].get("labels", {}).get(INSTANCE) != run.name:
+    if claim is not None and claim["metadata"].get("labels", {}).get(INSTANCE_LABEL) != run.name:
         raise UsageError(
             f"the claim {run.claim} in {cluster.description()} was not created for this run",
             f"name it in the file, kubernetes: {{claim: {run.claim}}}, and the run uses its own directory on it; or give the run another name",

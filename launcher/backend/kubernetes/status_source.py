@@ -17,7 +17,7 @@ from launcher.backend.kubernetes.run_context import RunContext
 from launcher.backend.kubernetes.task_events import TaskEvents
 from launcher.errors import LauncherError
 from launcher.notify import ledger
-from launcher.render.kubernetes.objects import ATTENDANT, INSTANCE, NAME_LABEL, TASK_LABEL, VOLUME_LABEL
+from launcher.render.kubernetes.objects import ATTENDANT, INSTANCE_LABEL, NAME_LABEL, TASK_LABEL, VOLUME_LABEL
 from launcher.runs.progress import STATUS_LINES
 from launcher.runs.status import EndedAttempt, Location, RunStatus, State
 from launcher.spec.names import RUN_VOLUME
@@ -38,7 +38,7 @@ _EMPTY_CONTEXT = RunContext()
 
 def labels_of(run: str) -> dict[str, str]:
     """Return the labels of all objects of a run."""
-    return {**OURS, INSTANCE: run}
+    return {**OURS, INSTANCE_LABEL: run}
 
 
 def pods_of(cluster: Cluster, run: str) -> list[Object]:

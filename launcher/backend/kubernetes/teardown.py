@@ -16,7 +16,7 @@ from launcher.backend.kubernetes.pod_status import node_of, task_of
 from launcher.backend.kubernetes.run_context import JOB_KINDS, ObjectRef
 from launcher.backend.kubernetes.task_events import TaskEvents
 from launcher.errors import LauncherError, UsageError
-from launcher.render.kubernetes.objects import COMPONENT, INSTANCE, TENSORBOARD
+from launcher.render.kubernetes.objects import COMPONENT_LABEL, INSTANCE_LABEL, TENSORBOARD
 from launcher.runs.reasons import ASKED_TO_STOP, DONE_BEFORE_STOP
 from launcher.runs.status import ENDED, RunStatus, State, TaskStatus
 from launcher.spec.quantities import parse_duration
@@ -143,11 +143,11 @@ def sweep_tensorboards(cluster: Cluster) -> None:
     and ignores errors of the cluster: leftovers of other runs must not prevent a start or stop.
     """
     with contextlib.suppress(LauncherError):
-        deployments = cluster.list_objects("Deployment", {**status_source.OURS, COMPONENT: TENSORBOARD})
-        for run in sorted({deployment["metadata"]["labels"].get(INSTANCE, "") for deployment in deployments} - {""}):
+        deployments = cluster.list_objects("Deployment", {**status_source.OURS, COMPONENT_LABEL: TENSORBOARD})
+        for run in sorted({deployment["metadata"]["labels"].get(INSTANCE_LABEL, "") for deployment in deployments} - {""}):
             if _tensorboard_is_due(cluster, run):
                 for kind in _OF_TENSORBOARD:
-                    for thing in cluster.list_objects(kind, {**status_source.labels_of(run), COMPONENT: TENSORBOARD}):
+                    for thing in cluster.list_objects(kind, {**status_source.labels_of(run), COMPONENT_LABEL: TENSORBOARD}):
                         cluster.delete(kind, thing["metadata"]["name"], uid=thing["metadata"]["uid"])
 
 

@@ -7,7 +7,7 @@ from launcher.backend.kubernetes import diagnosis
 from launcher.backend.kubernetes.client import claims_of
 from launcher.backend.kubernetes.diagnosis import Diagnosis
 from launcher.backend.kubernetes.object_fields import Object, condition_entry, is_active, is_being_deleted, phase
-from launcher.render.kubernetes.objects import COMPONENT, HELPER_POD, TENSORBOARD, VOLUME_LABEL
+from launcher.render.kubernetes.objects import COMPONENT_LABEL, HELPER_POD, TENSORBOARD, VOLUME_LABEL
 
 # Annotation of a claim: the node for which the scheduler had its volume provisioned. https://kubernetes.io/docs/reference/labels-annotations-taints/
 _SELECTED_NODE = "volume.kubernetes.io/selected-node"
@@ -100,7 +100,7 @@ def _diagnose_affinity(pod: Object, pods: Sequence[Object], message: str, *, lea
 def _restart_remedy(pod: Object, pods: Iterable[Object]) -> str:
     """Return the remedy for a pod without another to follow: start one that does not follow any."""
     run = pod["metadata"]["labels"][VOLUME_LABEL]
-    if any((one["metadata"].get("labels") or {}).get(COMPONENT) == TENSORBOARD for one in pods):
+    if any((one["metadata"].get("labels") or {}).get(COMPONENT_LABEL) == TENSORBOARD for one in pods):
         return f"launcher tensorboard {run} lets TensorBoard go to the volume, and this task follows it"
     return f"launcher down {run}, and launcher up again: the leader comes back with its last checkpoint, and this task follows it"
 
@@ -108,7 +108,7 @@ def _restart_remedy(pod: Object, pods: Iterable[Object]) -> str:
 def _is_followed(pod: Object) -> bool:
     """Return whether other pods follow a pod to its node: not a short-lived helper pod of the launcher."""
     labels = pod["metadata"].get("labels") or {}
-    return VOLUME_LABEL in labels and labels.get(COMPONENT) != HELPER_POD
+    return VOLUME_LABEL in labels and labels.get(COMPONENT_LABEL) != HELPER_POD
 
 
 def _attachment_problem(pod: Object, pods: Sequence[Object], claims: Sequence[Object], event: Object) -> tuple[str, str]:

@@ -82,7 +82,7 @@ def _template(run: Run, attendant: Attendant) -> Object:
     spec: Object = {
         "restartPolicy": "Never",
         "terminationGracePeriodSeconds": _GRACE_PERIOD,
-        **pods.hardened(run),
+        **pods.hardened_pod_fields(run),
         "automountServiceAccountToken": True,
         "serviceAccountName": attendant.service_account or name_of(run),
         **({"nodeSelector": dict(run.options.node_selector)} if run.options.node_selector else {}),

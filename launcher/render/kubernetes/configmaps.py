@@ -41,7 +41,7 @@ def code_name(run: Run) -> str:
 
 def cluster(run: Run) -> Object:
     """Return the ConfigMap with TF_CONFIG's `cluster`, which all pods share."""
-    return _immutable(run, cluster_name(run)) | {"data": {CLUSTER_KEY: _addresses(run)}}
+    return _config_map(run, cluster_name(run)) | {"data": {CLUSTER_KEY: _addresses(run)}}
 
 
 def code(run: Run) -> list[Object]:
@@ -51,7 +51,7 @@ def code(run: Run) -> list[Object]:
     """
     if run.spec.code is None:
         return []
-    return [_immutable(run, code_name(run)) | {field: files for field, files in _contents(run).items() if files}]
+    return [_config_map(run, code_name(run)) | {field: files for field, files in _contents(run).items() if files}]
 
 
 def parent_name(run: Run) -> str:
@@ -64,14 +64,14 @@ def parent(run: Run) -> list[Object]:
     if not any(map(role_rules.parent_is_injected, run.plan.tasks)):
         return []
     text = {posixpath.basename(CONTAINER_PARENT): parent_file.text()}
-    return [_immutable(run, parent_name(run)) | {"data": text}]
+    return [_config_map(run, parent_name(run)) | {"data": text}]
 
 
 def _digest_name(run: Run, what: str, content: str) -> str:
     return f"{run.name}-{what}-{hashlib.sha256(content.encode()).hexdigest()[:8]}"
 
 
-def _immutable(run: Run, name: str) -> Object:
+def _config_map(run: Run, name: str) -> Object:
     return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata(run, name), "immutable": True}
 
 
@@ -88,7 +88,7 @@ def notice(objects: list[Object]) -> str | None:
     return None
 
 
-def items(run: Run) -> list[dict[str, str]]:
+def code_items(run: Run) -> list[dict[str, str]]:
     """Return the key in the code's ConfigMap for each file, as a volume's `items`."""
     if run.spec.code is None:
         return []

@@ -10,7 +10,7 @@ from launcher.render.kubernetes.objects import (
     FOLLOWS_RUN,
     QUEUE_LABEL,
     SECONDS_AFTER_RUN,
-    TASKS,
+    TASK_COUNT,
     TRAINER_CONTAINER,
     Object,
     Run,
@@ -155,7 +155,7 @@ def _end_annotations(run: Run, group: TaskGroup) -> dict[str, str]:
         return {}
     if not is_ended_by_launcher(run, group):
         return {} if group.required else {FOLLOWS_RUN: "true"}
-    return {SECONDS_AFTER_RUN: f"{run.plan.end_graces[group.role]:g}", TASKS: str(group.count)}
+    return {SECONDS_AFTER_RUN: f"{run.plan.end_grace_periods[group.role]:g}", TASK_COUNT: str(group.count)}
 
 
 def learns_of_end(run: Run, group: TaskGroup) -> bool:

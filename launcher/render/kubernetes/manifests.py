@@ -53,7 +53,7 @@ def files(source: RenderSource) -> dict[str, str]:
 
 def objects(run: Run) -> list[Object]:
     """Return the objects of a run, in an order in which each comes after those that it needs."""
-    tasks = [jobset.jobset(run)] if run.options.gang == "jobset" else [network.headless(run), *jobs.jobs(run)]
+    tasks = [jobset.jobset(run)] if run.options.gang == "jobset" else [network.headless_service(run), *jobs.jobs(run)]
     return [*prerequisites(run), *attendant_job.account(run), *tasks, *attendant_job.job(run), *_tensorboard(run)]
 
 
@@ -182,7 +182,7 @@ def _tensorboard_pod(run: Run, tensorboard: TensorBoard) -> Object:
         "volumeMounts": [storage.mount(read_only=True), mount],
     }
     spec: Object = {
-        **pods.hardened(run),
+        **pods.hardened_pod_fields(run),
         **pods.scheduling(run),
         **({"affinity": {"podAffinity": affinity}} if (affinity := storage.volume_affinity(run, TENSORBOARD)) else {}),
         "containers": [container],

@@ -32,39 +32,39 @@ def merge(original: Any, patch: Any, field: str = "") -> Any:
         return _mappings(original, patch)
     if isinstance(original, list) and isinstance(patch, list) and field in _MERGE_KEYS:
         return _lists(original, patch, _MERGE_KEYS[field])
-    return _plain(patch)
+    return _without_directives(patch)
 
 
 def _mappings(original: dict[str, Any], patch: dict[str, Any]) -> dict[str, Any]:
     if patch.get(_DIRECTIVE) == "delete":
         return {}
     if patch.get(_DIRECTIVE) == "replace":
-        return {key: _plain(value) for key, value in patch.items() if key != _DIRECTIVE}
+        return {key: _without_directives(value) for key, value in patch.items() if key != _DIRECTIVE}
     merged = dict(original)
     for key, value in patch.items():
         if value is None:
             merged.pop(key, None)
         elif key != _DIRECTIVE:
-            merged[key] = merge(merged[key], value, key) if key in merged else _plain(value)
+            merged[key] = merge(merged[key], value, key) if key in merged else _without_directives(value)
     return merged
 
 
 def _lists(original: list[Any], patch: list[Any], key: str) -> list[Any]:
     if any(isinstance(item, dict) and item == {_DIRECTIVE: "replace"} for item in patch):
-        return [_plain(item) for item in patch if item != {_DIRECTIVE: "replace"}]
+        return [_without_directives(item) for item in patch if item != {_DIRECTIVE: "replace"}]
     merged = {item.get(key): item for item in original}
     for item in patch:
         if not isinstance(item, dict) or key not in item:
-            merged[id(item)] = _plain(item)  # the API server refuses it, with its own message
+            merged[id(item)] = _without_directives(item)  # the API server refuses it, with its own message
         elif item.get(_DIRECTIVE) == "delete":
             merged.pop(item[key], None)
         else:
-            merged[item[key]] = merge(merged[item[key]], item) if item[key] in merged else _plain(item)
+            merged[item[key]] = merge(merged[item[key]], item) if item[key] in merged else _without_directives(item)
     return list(merged.values())
 
 
-def _plain(value: Any) -> Any:
+def _without_directives(value: Any) -> Any:
     """Return a value of a patch without nulls and directives."""
     if isinstance(value, dict):
-        return {key: _plain(below) for key, below in value.items() if below is not None and key != _DIRECTIVE}
-    return [_plain(item) for item in value] if isinstance(value, list) else value
+        return {key: _without_directives(below) for key, below in value.items() if below is not None and key != _DIRECTIVE}
+    return [_without_directives(item) for item in value] if isinstance(value, list) else value

@@ -8,7 +8,7 @@ from trainer.strategies import STRATEGIES
 DNS: list[Object] = [{"protocol": protocol, "port": port} for port in (53, 5353) for protocol in ("UDP", "TCP")]
 
 
-def headless(run: Run) -> Object:
+def headless_service(run: Run) -> Object:
     """Return the Service that gives each task its DNS name, which exists before the task is ready: tasks wait for each other."""
     spec = {
         "clusterIP": "None",

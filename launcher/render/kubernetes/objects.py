@@ -27,9 +27,9 @@ RESTRICTED_SECURITY_CONTEXT: Object = {"readOnlyRootFilesystem": True, "capabili
 
 # https://kubernetes.io/docs/concepts/overview/working-with-objects/common-labels/
 NAME_LABEL = "app.kubernetes.io/name"
-INSTANCE = "app.kubernetes.io/instance"
-COMPONENT = "app.kubernetes.io/component"
-MANAGED_BY = "app.kubernetes.io/managed-by"
+INSTANCE_LABEL = "app.kubernetes.io/instance"
+COMPONENT_LABEL = "app.kubernetes.io/component"
+MANAGED_BY_LABEL = "app.kubernetes.io/managed-by"
 # On the pods of every role's tasks, the evaluator's too, and on no others, beside a helper pod of `doctor`.
 TASK_LABEL = "tf-launcher/cluster"
 # On every pod that mounts the run's volume, if those have to be on one node.
@@ -42,7 +42,7 @@ QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 FOLLOWS_RUN = "tf-launcher/follows"
 # On a Job that nothing in the cluster ends with the run: the seconds from the run's end until the launcher ends it, and its number of tasks.
 SECONDS_AFTER_RUN = "tf-launcher/ends-after"
-TASKS = "tf-launcher/tasks"
+TASK_COUNT = "tf-launcher/tasks"
 
 # The first version with a field by default, without a feature gate.
 # https://kubernetes.io/docs/reference/command-line-tools-reference/feature-gates/
@@ -126,8 +126,8 @@ def supported(run: Run, fields: Mapping[str, Any]) -> Object:
 
 def selector(run: Run, component: str | None = None) -> dict[str, str]:
     """Return the labels that select the pods of a run, or only those of one component."""
-    labels = {NAME_LABEL: "tf-launcher", INSTANCE: run.name}
-    return labels | ({COMPONENT: component} if component else {})
+    labels = {NAME_LABEL: "tf-launcher", INSTANCE_LABEL: run.name}
+    return labels | ({COMPONENT_LABEL: component} if component else {})
 
 
 def metadata(
@@ -152,7 +152,7 @@ def provenance(run: Run) -> dict[str, str]:
 
 def pod_metadata(run: Run, component: str | None) -> Object:
     """Return the metadata that a component's pods have, and its other objects, too."""
-    labels = {**selector(run, component), MANAGED_BY: "launcher", **run.options.labels}
+    labels = {**selector(run, component), MANAGED_BY_LABEL: "launcher", **run.options.labels}
     return {"labels": labels} | ({"annotations": dict(run.options.annotations)} if run.options.annotations else {})
 
 

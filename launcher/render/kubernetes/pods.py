@@ -11,7 +11,7 @@ from launcher.plan.container_paths import CONTAINER_CODE, CONTAINER_PARENT
 from launcher.plan.models import Task
 from launcher.plan.task_groups import TaskGroup
 from launcher.render.kubernetes import extra_containers, storage
-from launcher.render.kubernetes.configmaps import CLUSTER_KEY, cluster_name, code_name, items, parent_name
+from launcher.render.kubernetes.configmaps import CLUSTER_KEY, cluster_name, code_items, code_name, parent_name
 from launcher.render.kubernetes.merge import merge
 from launcher.render.kubernetes.objects import (
     ATTENDANT,
@@ -52,7 +52,7 @@ def template(run: Run, group: TaskGroup) -> Object:
         "restartPolicy": "Never",
         "subdomain": run.name,
         "terminationGracePeriodSeconds": math.ceil(run.plan.grace_period),
-        **(hardened(run) if group.first_task.is_hardened else _unhardened(run, group)),
+        **(hardened_pod_fields(run) if group.first_task.is_hardened else _unhardened_pod_fields(run, group)),
         **_task_scheduling(run, group),
         **({"automountServiceAccountToken": True} if run.options.service_account else {}),
         **extra_containers.init_containers(run, group),
@@ -94,13 +94,13 @@ def with_overrides(run: Run, component: str, template: Object) -> Object:
     return merged
 
 
-def hardened(run: Run) -> Object:
+def hardened_pod_fields(run: Run) -> Object:
     """Return the fields of a pod that Pod Security `restricted` requires, and those of its account, priority and image pulls."""
     user = run.options.user
     return _pod_fields(run, {"runAsNonRoot": True, "runAsUser": user, "runAsGroup": user, **_group_fields(run)})
 
 
-def _unhardened(run: Run, group: TaskGroup) -> Object:
+def _unhardened_pod_fields(run: Run, group: TaskGroup) -> Object:
     """Return these fields for a pod whose user is that of its image, and which can write to the run's volume by its group."""
     return _pod_fields(run, _group_fields(run) if group.mounts_run_dir else {})
 
@@ -226,7 +226,7 @@ def _has_temporary_run_dir(run: Run) -> bool:
 
 
 def _key_to_path(run: Run) -> Object:
-    entries = items(run)
+    entries = code_items(run)
     return {"items": entries} if any(item["key"] != item["path"] for item in entries) else {}
 
 

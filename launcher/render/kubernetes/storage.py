@@ -8,7 +8,7 @@ from launcher.plan.container_paths import CONTAINER_RUNS
 from launcher.plan.models import RoleName
 from launcher.plan.role_rules import leading_role_name
 from launcher.plan.task_groups import groups
-from launcher.render.kubernetes.objects import COMPONENT, TENSORBOARD, VOLUME_LABEL, Object, Run, metadata
+from launcher.render.kubernetes.objects import COMPONENT_LABEL, TENSORBOARD, VOLUME_LABEL, Object, Run, metadata
 from launcher.spec.models import ClusterSpec
 from launcher.spec.names import RUN_VOLUME
 from launcher.spec.problems import all_of
@@ -18,7 +18,7 @@ _HOSTNAME = "kubernetes.io/hostname"
 
 
 @dataclass(frozen=True)
-class Sharing:
+class VolumePods:
     """The pods that mount the run's volume, by component. `one_node` is whether they have to be on the same node."""
 
     pods: dict[str, int]
@@ -34,16 +34,16 @@ class Sharing:
         return all_of(f"{count} {name}s" if count > 1 else name for name, count in self.pods.items())
 
 
-def sharing(run: Run) -> Sharing:
+def volume_pods(run: Run) -> VolumePods:
     """Return the pods that mount the run's volume. Raises UsageError when its access mode does not allow that."""
     by_role = groups(run.plan)
     pods: dict[str, int] = {group.role: group.count for group in by_role if group.mounts_run_dir}
     if run.has_tensorboard:
         pods[TENSORBOARD] = 1
     access = run.access
-    shared = Sharing(pods, one_node=True)
+    shared = VolumePods(pods, one_node=True)
     if access == "ReadWriteMany" or shared.total <= 1:
-        return Sharing(pods, one_node=run.options.one_node)
+        return VolumePods(pods, one_node=run.options.one_node)
     several = [group for group in by_role if group.mounts_run_dir and group.count > 1]
     remedies = [_many_nodes_remedy(run)]
     if access == "ReadWriteOncePod":
@@ -99,7 +99,7 @@ def _check_gpus(run: Run, roles: Sequence[RoleName]) -> None:
 
 def check_exclusive_topology(run: Run) -> None:
     """Raise UsageError if roles have to be on one node, but `exclusive_topology` separates them."""
-    shared = sharing(run)
+    shared = volume_pods(run)
     on_one_node = [name for name in shared.pods if name != TENSORBOARD]  # not part of the JobSet, so it may be anywhere
     if not run.options.exclusive_topology or not shared.one_node or len(on_one_node) < 2:
         return
@@ -114,7 +114,7 @@ def check_exclusive_topology(run: Run) -> None:
 
 def notice(run: Run) -> str | None:
     """Return a notice with the reason why pods are on one node, or None if they need not be."""
-    shared = sharing(run)
+    shared = volume_pods(run)
     if not shared.one_node or shared.total <= 1:
         return None
     reason = f"as {_access_text(run)}" if run.access == "ReadWriteOnce" else "as kubernetes.one_node says"
@@ -155,12 +155,13 @@ def volume_affinity(run: Run, component: str) -> Object:
     match only pods of components besides their own, so these pods wait for the leader's. They need less, and would otherwise choose a
     node without a GPU or room for the leader. The scheduler ignores a leader that has ended: each component then follows another.
     """
-    shared = sharing(run)
+    shared = volume_pods(run)
     if not shared.one_node:
         return {}
     chosen: Object = {"matchLabels": {VOLUME_LABEL: run.name}}
     if component != leading_role_name(roles_of(run.spec)):
-        chosen["matchExpressions"] = [{"key": COMPONENT, "operator": "In", "values": [name for name in shared.pods if name != component]}]
+        others = [name for name in shared.pods if name != component]
+        chosen["matchExpressions"] = [{"key": COMPONENT_LABEL, "operator": "In", "values": others}]
     return {"requiredDuringSchedulingIgnoredDuringExecution": [{"labelSelector": chosen, "topologyKey": _HOSTNAME}]}
 
 
@@ -171,4 +172,4 @@ def is_on_gpu_node(run: Run) -> bool:
 
 def volume_labels(run: Run) -> dict[str, str]:
     """Return the labels of the pods that mount the volume."""
-    return {VOLUME_LABEL: run.name} if sharing(run).one_node else {}
+    return {VOLUME_LABEL: run.name} if volume_pods(run).one_node else {}

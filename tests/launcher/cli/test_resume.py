@@ -18,9 +18,9 @@ from launcher.cli.resume import (
     data_exists,
     decide_resume,
     describe_start,
-    exclusive,
     moved_spec_note,
     rename_old_run,
+    start_lock,
 )
 from launcher.errors import UsageError
 from launcher.plan import planner
@@ -119,8 +119,8 @@ def test_a_run_that_was_started_elsewhere_is_compared_by_its_spec_s_digest(
     state: State, digest: str, flags: ResumeFlags, decision: str
 ) -> None:
     old = replace(run(state), spec_digest=digest)
-    assert decide_resume(old, None, flags, RUNS, digest="abc", other_host=True) == decision
-    assert decide_resume(old, None, flags, RUNS, digest="abc-12345678", other_host=True) == decision  # it was started by an earlier version
+    assert decide_resume(old, None, flags, RUNS, digest="abc", elsewhere=True) == decision
+    assert decide_resume(old, None, flags, RUNS, digest="abc-12345678", elsewhere=True) == decision  # it was started by an earlier version
 
 
 @pytest.mark.parametrize(
@@ -144,7 +144,7 @@ def test_a_complete_run_of_other_code_needs_a_flag() -> None:
 @pytest.mark.parametrize("digest, message", [("other", "from another spec"), ("", "from an unknown spec")])
 def test_a_run_of_another_spec_that_was_started_elsewhere_needs_a_flag(digest: str, message: str) -> None:
     with pytest.raises(UsageError, match=message) as caught:
-        decide_resume(replace(run(State.STOPPED), spec_digest=digest), None, NO_FLAGS, RUNS, digest="abc", other_host=True)
+        decide_resume(replace(run(State.STOPPED), spec_digest=digest), None, NO_FLAGS, RUNS, digest="abc", elsewhere=True)
     assert "--resume" in caught.value.remedy
 
 
@@ -272,13 +272,13 @@ def test_existing_data_need_not_be_readable(tmp_path: Path) -> None:
 
 def test_only_one_up_of_a_name_runs_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("launcher.cli.resume._LOCK_TIMEOUT", 0.1)
-    with exclusive(tmp_path / "runs", "mnist"):
-        with exclusive(tmp_path / "runs", "other"):
+    with start_lock(tmp_path / "runs", "mnist"):
+        with start_lock(tmp_path / "runs", "other"):
             pass
-        with pytest.raises(UsageError, match="another `launcher up` is starting mnist"), exclusive(tmp_path / "runs", "mnist"):
+        with pytest.raises(UsageError, match="another `launcher up` is starting mnist"), start_lock(tmp_path / "runs", "mnist"):
             pass
     assert list((tmp_path / "runs").iterdir()) == []
-    with exclusive(tmp_path / "runs", "mnist"):
+    with start_lock(tmp_path / "runs", "mnist"):
         pass
 
 
@@ -328,6 +328,6 @@ def test_the_old_run_is_renamed_with_all_its_files(tmp_path: Path) -> None:
 
 def test_a_run_that_was_started_elsewhere_continues_with_other_code_as_a_local_one_does() -> None:
     old = replace(run(State.STOPPED), spec_digest="abc-11111111")
-    assert decide_resume(old, None, NO_FLAGS, RUNS, digest="abc-22222222", other_host=True) == "resume"
+    assert decide_resume(old, None, NO_FLAGS, RUNS, digest="abc-22222222", elsewhere=True) == "resume"
     with pytest.raises(UsageError, match="is complete, and its code has changed since"):
-        decide_resume(replace(old, state=State.SUCCEEDED), None, NO_FLAGS, RUNS, digest="abc-22222222", other_host=True)
+        decide_resume(replace(old, state=State.SUCCEEDED), None, NO_FLAGS, RUNS, digest="abc-22222222", elsewhere=True)

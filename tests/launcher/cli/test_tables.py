@@ -47,7 +47,7 @@ RUNS: list[tuple[tables.Cell, ...]] = [
 @pytest.mark.parametrize("rows", [RUNS[:1], RUNS])
 def test_no_name_is_cut_and_no_word_broken_however_narrow_the_window(width: int, rows: list[tuple[tables.Cell, ...]]) -> None:
     console = Console(file=io.StringIO(), force_terminal=True, width=width, color_system=None)
-    tables.show(console, NAMES, rows, unwrapped=NAMES[:2], spare=("TOOK", "METRICS"))
+    tables.show(console, NAMES, rows, unwrapped=NAMES[:2], optional=("TOOK", "METRICS"))
     output = console.file.getvalue()  # type: ignore[attr-defined]
     assert max(map(len, output.splitlines())) <= width
     assert "…" not in output

@@ -16,8 +16,8 @@ def plan_for(strategy: str, *, trains: bool) -> Plan:
     tasks = tuple(
         Task(name, role, 0, "", {}, (), env, Resources(), RestartRule("alone", 0), mounts_run_dir=True) for name, role in NAMES.items()
     )
-    end_graces = role_rules.end_graces(strategy, worker=10, evaluator=600, peer=20)
-    return Plan("run", "local", strategy, "", tasks, "/runs/run", 600, 20, None, ("chief",), end_graces)
+    end_grace_periods = role_rules.end_grace_periods(strategy, worker=10, evaluator=600, peer=20)
+    return Plan("run", "local", strategy, "", tasks, "/runs/run", 600, 20, None, ("chief",), end_grace_periods)
 
 
 def test_servers_are_asked_to_stop_after_the_tasks_that_save() -> None:

@@ -53,7 +53,7 @@ class Runs:
         tasks = tuple(_task(task, text, index, **task_fields) for index, (task, text) in enumerate(programs.items()))
         settings: dict[str, Any] = {
             "target": "local", "strategy": "parameter_server", "spec_digest": "d1", "start_timeout": 20.0, "grace_period": 5.0,
-            "deadline": None, "required_tasks": (tasks[0].name,), "end_graces": {"worker": 0.5, "ps": 0.0, "evaluator": 0.5},
+            "deadline": None, "required_tasks": (tasks[0].name,), "end_grace_periods": {"worker": 0.5, "ps": 0.0, "evaluator": 0.5},
         }  # fmt: skip
         return Plan(name=name, run_dir=run_dir, tasks=tasks, **settings | fields)
 

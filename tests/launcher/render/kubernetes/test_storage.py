@@ -52,7 +52,7 @@ def test_an_existing_claim_keeps_its_access_mode(run_for: Callable[[str], Run]) 
     with pytest.raises(
         UsageError, match="the claim digits is ReadWriteOnce, one node; the volume is mounted by chief, 2 workers"
     ) as refused:
-        storage.sharing(narrow)
+        storage.volume_pods(narrow)
     assert "set storage.mount to one" in refused.value.remedy
     assert "a claim of ReadWriteMany" in refused.value.remedy
     # For a claim that the spec names, the spec's access has priority: the claim of an NFS share may have a narrower mode.
@@ -64,7 +64,7 @@ def test_an_existing_claim_keeps_its_access_mode(run_for: Callable[[str], Run]) 
 def test_the_remedy_for_a_claim_that_the_spec_names_does_not_delete_it(run_for: Callable[[str], Run]) -> None:
     run = dataclasses.replace(run_for(MULTI_WORKER + PROGRAM + "kubernetes: {claim: team}\n"), claim_access="ReadWriteOnce")
     with pytest.raises(UsageError, match="the claim team is ReadWriteOnce, one node; the volume is mounted by chief, 2 workers") as refused:
-        storage.sharing(run)
+        storage.volume_pods(run)
     assert "set storage.access to ReadWriteMany, which has priority over the claim" in refused.value.remedy
     assert "--delete-data" not in refused.value.remedy
 
