@@ -34,10 +34,10 @@ def open_run(name: str | None, on: str | None, runs: Path, cluster: ClusterRef, 
     """Return the backend of the run that NAME means, and the run's name.
 
     If several backends have a run of that name and `on` is None, a live run is chosen before an ended one, then the newest; a line on stderr
-    names it. `unique` is for verbs that end a run or wait for its end: they refuse several live runs, and also no live run while a backend does
-    not answer.
+    names it. `unique` is for verbs that end a run or wait for its end.
 
-    Raises UsageError if the choice is ambiguous, and the errors of the backends.
+    Raises UsageError if the choice is ambiguous (with `unique` also for several live runs, or if none is live and a backend does not answer), and
+    the errors of the backends.
     """
     if (on := selected_backend_name(on, cluster)) is not None:
         backend = open_backend(on, runs, cluster)
@@ -81,7 +81,7 @@ def _choose(run: str, backends: dict[str, Backend], *, unique: bool) -> Backend:
 
 
 def _has_orphans(status: RunStatus) -> bool:
-    """Return whether processes of an interrupted run still run. If its directory was removed, they are all that is known of it, and `tasks` is empty."""
+    """Return whether processes of an interrupted run still run. The status has no `tasks` if the run's directory was removed."""
     interrupted = status.state is State.INTERRUPTED
     return interrupted and (not status.tasks or any(task.pid for task in status.tasks if task.state is State.INTERRUPTED))
 
@@ -111,7 +111,7 @@ def check_cluster(name: str, cluster: ClusterRef) -> None:
 def known_runs(on: str | None, runs: Path, cluster: ClusterRef) -> list[tuple[Backend, RunStatus]]:
     """Return the runs on the backend `on`, or without it those of this machine and in containers, newest first; each with its backend.
 
-    The returned backend of a cluster's run acts on the run that it has listed; one opened by a name acts where that name was started last.
+    Act on a listed run with the backend returned here: a newly opened one acts where a run of that name was started last.
     """
     here = [other for other in backends_with_local_specs() if other != DEFAULT and runs_directory(runs, other).is_dir()]
     known: list[tuple[Backend, RunStatus]] = []

@@ -121,7 +121,7 @@ def _down_finished(
 
 
 def _is_finished(status: RunStatus, *, delete_data: bool) -> bool:
-    """Return whether a run has ended for good and is the user's own. Objects that were applied without the launcher have no user, and are not."""
+    """Return whether a run has ended for good and is the user's own. Objects applied without the launcher have no user and do not count."""
     own = status.mine and (not in_namespaces(status.backend) or bool(status.user))
     return own and status.ended is not None and status.state in _REMOVED[delete_data]
 

@@ -17,7 +17,7 @@ from launcher.runs.status import ENDED, LogLine, RunStatus, RunUnreachableError
 from trainer.events import Event
 
 STATUS_INTERVAL = 0.25
-# After the end of a run its last lines are read until there are no more, or none came for so long.
+# After a run's end, lines are read until they end or none has come for this many seconds.
 LAST_LINES_TIMEOUT = 60.0
 
 _STOPPING = "stopping: {stop_description}; press Ctrl-C again to stop at once"

@@ -85,6 +85,7 @@ def _print_result(run: str, what: Artifact, directory: Path, unpacked: Unpacked)
 
 
 def _subject(what: Artifact, directory: Path) -> str:
+    """Return the subject of the result and its verb: `model of step 500, accuracy 0.97 is`."""
     if what is not Artifact.MODEL:
         return f"{what} are"
     facts = read_json(directory / "metrics.json") or {}

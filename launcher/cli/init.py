@@ -74,6 +74,7 @@ def _name(workload: str | None) -> str:
 def _write(file: Path, text: str, *, force: bool) -> None:
     output_file.check(file, force=force)
     try:
-        file.write_text(text, encoding="utf-8")
+        with file.open("w" if force else "x", encoding="utf-8") as out:  # "x": another process may create it meanwhile
+            out.write(text)
     except OSError as error:
         raise UsageError(f"{file} cannot be written: {error.strerror}", "give a file in a directory that you may write to") from None

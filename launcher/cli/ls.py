@@ -1,4 +1,4 @@
-"""`launcher ls`: the runs under the runs directory."""
+"""`launcher ls`: the runs under the runs directory, or of a cluster's namespace."""
 
 import json
 import sys

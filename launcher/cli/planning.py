@@ -1,4 +1,4 @@
-"""A spec file becomes a plan for a target: the first step of `plan`, `render` and `up`."""
+"""A spec file becomes a plan for a target: the first step of `plan`, `render`, `diff` and `up`."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -90,6 +90,6 @@ def _with_relative_paths(spec: ClusterSpec, written: ClusterSpec, directory: Pat
 
 
 def _relative_to_spec(path: str, written: str, directory: Path) -> str:
-    """Return an absolute path relative to the spec's directory. One outside it that was written as absolute stays, and so does a word that is no path."""
+    """Return an absolute path relative to the spec's directory. A path written as absolute and outside of it stays, as does a word such as `download`."""
     is_as_written = path == written or Path(written).expanduser().is_absolute()
     return path if is_as_written and not Path(path).is_relative_to(directory) else os.path.relpath(path, directory)

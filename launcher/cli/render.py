@@ -150,7 +150,7 @@ def _title(file: Path, to: str, set_options: list[str]) -> str:
 
 
 def _without_secrets(option: str) -> str:
-    """Return PATH=VALUE, without the value if it is of `env` or contains one: rendered files are passed on to others, the command line is not."""
+    """Return PATH=VALUE, with `...` for a value that sets variables: rendered files are shared, command lines are not."""
     path, equals, value = option.partition("=")
     return f"{path}{equals}..." if "env" in map(str.strip, path.split(".")) or _has_env(value) else option
 

@@ -139,7 +139,7 @@ def _with_relative_volumes(dumped: dict[str, Any], target: Target, directory: st
 def _with_effective_modes(dumped: dict[str, Any]) -> dict[str, Any]:
     """Return a dumped spec whose volumes have the effective `read_only`.
 
-    Earlier versions dumped every volume of `kubernetes.volumes` without `read_only` as read-only, even an `emptyDir`, for which it is ignored here.
+    Earlier versions dumped every volume of `kubernetes.volumes` without `read_only` as read-only, even an `emptyDir`; for that, such a value counts as left out.
     """
     section = dict(dumped.get("kubernetes") or {})
     section["volumes"] = [_with_mode(volume, ignored=True) for volume in section.get("volumes") or ()]
@@ -213,6 +213,7 @@ def _decide_without_spec(old: RunStatus, flags: ResumeFlags, digest: str, *, els
 
 
 def _decide_succeeded(old: RunStatus, flags: ResumeFlags, digest: str) -> Decision:
+    """Return `complete`, or the user's choice if the code has changed."""
     changed_since = code.code_differs(old.spec_digest, digest)
     return _ask(f"{old.name} is complete, and its code has changed since", flags) if changed_since else "complete"
 

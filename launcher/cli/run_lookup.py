@@ -81,7 +81,7 @@ def relative_path(path: str) -> str:
 
 
 def command(runs: Path, verb: str, *rest: str, on: str = DEFAULT) -> str:
-    """Return a command line for the user, with --on and --runs if the verb would not find the run without them."""
+    """Return a command line for the user, with --on for all runs but this machine's of an unambiguous name, and --runs unless it is the default."""
     words = ["launcher", verb, *rest]
     if on != DEFAULT or any(len(backends_of(runs, word)) > 1 for word in rest if is_run_name(word)):
         words += ["--on", on]

@@ -176,6 +176,7 @@ def _detached(plan: Plan, runs: Path, *, as_json: bool) -> int:
 def _foreground(
     backend: Backend, run: PlannedRun, runs: Path, up_arguments: Sequence[str], *, as_json: bool, started: Callable[[], None]
 ) -> int:
+    """Start a run, call `started`, follow the run until it has ended, and return the exit code."""
     from launcher.cli.follow import follow
     from launcher.cli.interrupts import Interrupts
     from launcher.cli.results import EXIT_CODES
@@ -214,6 +215,7 @@ def _view(name: str, tasks: list[str], *, as_json: bool) -> "AbstractContextMana
 
 
 def _finish(backend: Backend, status: RunStatus, runs: Path, up_arguments: Sequence[str], *, as_json: bool, code: int) -> int:
+    """Show the summary, and return `code`. `up_arguments` is empty if nothing was run: then only --json has one."""
     from launcher.cli.results import show_summary, summary
 
     if as_json:

@@ -1,1 +1,1 @@
-"""A ClusterSpec and a target become a Plan: tasks, addresses, environment, restart rules. Pure."""
+"""A ClusterSpec and a target become a Plan: tasks, addresses, environment, restart rules."""

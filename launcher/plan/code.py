@@ -32,7 +32,7 @@ def _files(directory: Path, parents: frozenset[str], on_error: Callable[[OSError
         if on_error is not None:
             on_error(error)
         return
-    # A link to nothing counts as a file, which cannot be read; a FIFO, on which a read would wait, does not.
+    # A dangling link counts as a file, so that reading it is reported; a FIFO does not, since reading it would block.
     yield from (path for path in paths if _is_file(path) and not path.name.endswith(_SKIPPED_ENDINGS))
     for path in paths:
         if path.name not in _SKIPPED and os.path.isdir(path) and os.path.realpath(path) not in parents:  # noqa: PTH112  which may raise

@@ -73,7 +73,7 @@ class Plan:
     deadline: float | None
     # Tasks whose success the run needs, by role_rules.required_tasks. The others end with them.
     required_tasks: tuple[str, ...]
-    # Seconds that the tasks of a user's own program have to end by themselves once the run has succeeded; see role_rules.end_grace_periods.
+    # Seconds that tasks have to end by themselves once the run has succeeded, used only for a user's own program; see role_rules.end_grace_periods.
     end_grace_periods: dict[RoleName, float] = field(default_factory=dict)
     notices: tuple[str, ...] = field(default=())
     spec_dir: str = ""  # the directory of the spec's file, which its relative paths are relative to

@@ -5,7 +5,7 @@ from typing import Any
 
 from launcher.plan.models import Plan, Resources, RestartRule, SecretKey, Task
 
-# Fields with another key in the document. Keys must not change: scripts read them, and supervisors that an older launcher started.
+# Fields with another key in the document. Scripts and supervisors of an older launcher read these keys: never change them.
 _KEYS = {"required_tasks": "decisive", "end_grace_periods": "graces"}
 
 

@@ -1,4 +1,4 @@
-"""Makes the plan: a valid spec and a target become tasks with addresses, TF_CONFIG, environment and rules. Pure.
+"""Makes the plan: a valid spec and a target become tasks with addresses, TF_CONFIG, environment and rules.
 
 Facts about the machine are a parameter, so the same input always gives the same plan; the default is this machine.
 """
@@ -54,10 +54,11 @@ def plan(
 ) -> Plan:
     """Return the plan of `spec` on `target`.
 
-    `run_dir` is the run directory as the tasks see it. `spec_dir` is the directory for a relative `code`, and in which
-    local tasks start; by default the current directory. `machine` is by default this one.
+    `run_dir` is the run directory as the tasks see it. `spec_dir` is the base of a relative `code` and the working directory of
+    local tasks; by default the current directory. `machine` is by default this one.
 
-    Raises LauncherError if TF_CONFIG would not fit in an environment variable.
+    Raises LauncherError if TF_CONFIG would not fit in an environment variable, and UsageError for an image's entrypoint on this machine
+    and for a `working_dir` that containers do not have.
     """
     task_specs = list(_task_specs(spec))
     names = [task.name for task in task_specs if task.role != "evaluator"]

@@ -1,6 +1,6 @@
 """The rules that depend only on strategy and role: restarts, the tasks that mount the run directory, the required tasks.
 
-Source: docs/architecture.md, "Who restarts what", and the storage contract: only the chief writes, and the evaluator its results.
+Source: docs/architecture.md, "Who restarts what" and "Run directory": only the chief writes there, and the evaluator its results.
 """
 
 import posixpath
@@ -19,9 +19,9 @@ SINGLE_TASK_ROLES: frozenset[RoleName] = frozenset({"chief", "evaluator"})
 # The trainer's command in our image.
 TRAINER_COMMAND = ("python", "-P", "-m", "trainer")
 
-# The command of its parent in an image with Python and without the trainer, before `-- COMMAND`. It imports only the image's standard
-# library. launcher/render/parent_file.py creates the file. Compose has its text in a variable instead, because it cannot mount a file
-# with inline content into a container with a read-only root file system.
+# The command of the trainer's parent in an image that has Python but not the trainer; `-- COMMAND` follows it. It imports only the
+# image's standard library. launcher/render/parent_file.py creates the file. Compose has its text in a variable instead, because it cannot
+# mount a file with inline content into a container with a read-only root file system.
 _PYTHON = ("python3", "-I", "-S")
 _FROM_VARIABLE = "import base64,os,zlib;exec(zlib.decompress(base64.b64decode(os.environ.pop('TRAINER_PARENT'))))"
 PARENT_IN_VARIABLE = (*_PYTHON, "-c", _FROM_VARIABLE)
@@ -85,7 +85,7 @@ def role_position(role: str) -> int:
 
 
 def restart_scope(strategy: str, role: RoleName) -> Scope:
-    """Return which tasks start again when a task of `role` ends early; `alone` if the table has no row."""
+    """Return which tasks start again when a task of `role` ends early; `alone` for an unknown strategy or role."""
     return next((traits.restarts.get(role, "alone") for name, traits in STRATEGIES.items() if name == strategy), "alone")
 
 

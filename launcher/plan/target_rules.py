@@ -34,7 +34,7 @@ class TargetRules:
         return [notice for rule in self.unsupported for notice in rule(spec)]
 
     def run_dir(self, runs: Path, name: str) -> str:
-        """Return the run directory as the tasks of a run see it; `runs` has those of local runs."""
+        """Return the run directory as the tasks of a run see it; `runs` holds the run directories of local runs."""
         return f"{CONTAINER_RUNS}/{name}" if self.in_containers else str(runs.absolute() / name)
 
     def scratch_dir(self, run_dir: str) -> str:

@@ -15,7 +15,7 @@ class TaskGroup:
     first_task: Task
     # Whether a task needs the run directory; then all have it, as they share a pod template.
     mounts_run_dir: bool
-    # Whether the run needs the success of any of them.
+    # Whether at least one of them is a required task.
     required: bool
 
     @property

@@ -46,7 +46,7 @@ def volumes_of_kubernetes(spec: ClusterSpec) -> list[str]:
 
 
 def run_volume(spec: ClusterSpec) -> list[str]:
-    """Return the notice about containers that mount the run's volume beside tasks without it."""
+    """Return the notice about extra containers whose mount of the run's volume is left out, because their task does not mount it."""
     all_roles = roles_of(spec)
     without = _roles_without_run_volume(spec)
     mounting = dict.fromkeys(

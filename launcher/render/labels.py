@@ -1,4 +1,4 @@
-"""The labels of a run's containers, networks and volumes: they identify these, and hold parts of the plan."""
+"""The labels of a run's containers, networks and volumes: to find these again, and to store parts of the plan."""
 
 from launcher.plan.models import Plan, Task
 

@@ -22,8 +22,8 @@ _HEAD = f'''"""The parent of a program that reads TF_CONFIG: checks TF_CONFIG, s
 
 python3 parent.py [--check] [--health] -- COMMAND
 
-It needs Python 3.8 or later and nothing else. It is the trainer's parent process (docs/programs.md says what it does): below stand
-the modules of the package `trainer` that it is made of.
+It needs Python 3.8 or later and nothing else. It is the trainer's parent process (docs/programs.md says what it does): the modules of the
+package `trainer` that it consists of follow.
 """
 
 import sys

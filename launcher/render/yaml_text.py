@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-# Text to PyYAML, which would write it without quotes, but of another type to the readers of Compose and Kubernetes (YAML 1.1 and 1.2 in Go):
+# PyYAML would write these strings without quotes, and the YAML readers of Compose and Kubernetes (1.1 and 1.2 in Go) take them for another type:
 # numbers such as 1e-3, 08, 0o17 and 0X1F, dates such as 2024-6-1, and the booleans y and n.
 _OTHER_TYPE_ELSEWHERE = re.compile(
     r"[-+]?(?:[0-9][0-9_]*\.?[0-9_]*|\.[0-9_]+)(?:[eE][-+]?[0-9_]+)?"

@@ -1,1 +1,1 @@
-"""A plan becomes Kubernetes objects that run to completion with kubectl alone. Pure."""
+"""A plan becomes Kubernetes objects that run to completion with kubectl alone."""

@@ -11,8 +11,8 @@ from launcher.spec.models import ClusterSpec
 from launcher.spec.quantities import parse_duration
 
 MODULE = "launcher.backend.kubernetes.attendant"
-# How often the Job may replace its pod, e.g. on nodes that come and go. Every pod that ended counts: a failure policy could ignore some, but makes
-# the Job wait for lost nodes.
+# How often the Job may replace its pod, e.g. on nodes that come and go. Every ended pod counts: a pod failure policy could ignore
+# some, but with one the Job does not replace pods of lost nodes.
 _MAX_REPLACEMENTS = 1000
 _TOLERATION_SECONDS = 30  # seconds after the loss of its node until the pod is replaced
 _GRACE_PERIOD = 10  # seconds
@@ -117,7 +117,7 @@ def _rights(run: Run) -> list[Object]:
 
 
 def _rules(run: Run) -> list[Object]:
-    """Return the rules of the Role, which docs/kubernetes-attendant-role.yaml has, too. Jobs are restricted by name; names of pods are not known before."""
+    """Return the rules of the Role (also in docs/kubernetes-attendant-role.yaml). Jobs are restricted by name; pod names are not known in advance."""
     is_set = run.options.gang == "jobset"
     job_names = [] if is_set else [f"{run.name}-{group.role}" for group in groups(run.plan)]
     rules = [

@@ -1,4 +1,4 @@
-"""One Indexed Job for each role: the meaning of failed pods, how often they are replaced, and when the Job ends. Pure."""
+"""One Indexed Job for each role: the meaning of failed pods, how often they are replaced, and when the Job ends."""
 
 import math
 
@@ -37,7 +37,7 @@ def jobs(run: Run) -> list[Object]:
 
 
 def job_spec(run: Run, group: TaskGroup, *, retries: int, in_jobset: bool = False) -> Object:
-    """Return the specification of a role's Job; each of its tasks is restarted up to `retries` times after failures that count.
+    """Return the specification of a role's Job; `retries` is the limit of restarts after failures that count: see _backoff_limit.
 
     With `in_jobset` the Job belongs to a JobSet, which restarts or ends all its Jobs when one fails.
     """
@@ -65,8 +65,9 @@ def job_spec(run: Run, group: TaskGroup, *, retries: int, in_jobset: bool = Fals
 def _backoff_limit(run: Run, group: TaskGroup, retries: int) -> Object:
     """Return how often the pods of a Job are replaced after failures.
 
-    Failures are counted for each task, each with its own back-off. `backoffLimit` counts all pods of a Job together: with it, a hundred workers
-    on nodes that come and go would soon wait ten minutes for each replacement. For a Job of one task there is no difference.
+    Failures are counted for each task, each with its own back-off, if the version of Kubernetes can. `backoffLimit` counts all pods of a Job
+    together: with it, a hundred workers on nodes that come and go would soon wait ten minutes for each replacement. For a Job of one task there
+    is no difference.
     """
     per_task = supported(run, {"backoffLimitPerIndex": retries, "maxFailedIndexes": 0})
     return per_task if per_task and group.count > 1 else {"backoffLimit": retries}
@@ -135,7 +136,7 @@ def queue_labels(run: Run) -> dict[str, str]:
 def success_policy(run: Run, group: TaskGroup) -> Object:
     """Return the success policy of a `command` whose other tasks do not end by themselves: the success of index 0 completes the Job.
 
-    A Job of workers of an all-reduce has none: they have the time in `limits` to end.
+    Workers of an all-reduce get none: `limits` gives them time to end.
     """
     ends = group.required and group.count > 1 and run.spec.success == "chief" and run.plan.strategy in SERVER_STRATEGIES
     if not _is_unaware_of_end(run, group) or not ends:

@@ -1,4 +1,4 @@
-"""A run as one JobSet: Kueue admits all of it or nothing, and its Jobs restart and end together. Pure.
+"""A run as one JobSet: Kueue admits all of it or nothing, and its Jobs restart and end together.
 
 https://jobset.sigs.k8s.io/docs/reference/jobset.v1alpha2/ has the format. The JobSet controller creates the headless Service.
 """

@@ -1,4 +1,4 @@
-"""All objects of a run in the order to apply them, as one YAML text or as a directory for `kubectl apply -k`. Pure."""
+"""All objects of a run in the order to apply them, as one YAML text or as a directory for `kubectl apply -k`."""
 
 from collections.abc import Iterable
 

@@ -9,7 +9,7 @@ DNS: list[Object] = [{"protocol": protocol, "port": port} for port in (53, 5353)
 
 
 def headless_service(run: Run) -> Object:
-    """Return the Service that gives each task its DNS name, which exists before the task is ready: tasks wait for each other."""
+    """Return the Service that gives each task its DNS name, even before it is ready, because tasks wait for each other."""
     spec = {
         "clusterIP": "None",
         "publishNotReadyAddresses": True,
@@ -20,7 +20,7 @@ def headless_service(run: Run) -> Object:
 
 
 def policies(run: Run) -> list[Object]:
-    """Return the policies: only tasks of the run may reach a task; all pods of the cluster may reach TensorBoard."""
+    """Return the policies: only tasks of the run may reach a task; every address may reach TensorBoard."""
     tasks = {"matchLabels": _tasks(run)}
     ports: Object = {}
     if not _uses_other_ports(run):

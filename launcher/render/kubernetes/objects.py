@@ -57,7 +57,7 @@ _SINCE: dict[str, tuple[int, int]] = {
 
 @dataclass(frozen=True)
 class Run:
-    """The input of the renderer: a valid spec, its plan for Kubernetes, and the image of TensorBoard and of tasks whose role names none.
+    """The input of the renderer: a valid spec, its plan for Kubernetes, and the image of tasks whose role names none.
 
     `claim_access` is the access mode of the volume's claim if that exists: it cannot be changed.
     """

@@ -1,4 +1,4 @@
-"""The pod of a role's tasks: its program, its environment, its resources and its security context. Pure."""
+"""The pod of a role's tasks: its program, its environment, its resources and its security context."""
 
 import math
 import posixpath
@@ -35,7 +35,7 @@ from launcher.spec.role_programs import roles_of, volumes_of
 _COMPLETION_INDEX = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
 _EXECUTABLE = 0o555
 # The minimum of seconds that a stop lasts. A pod that is evicted because it exceeds its storage gets only 2 s, whatever its grace period is
-# (evictPod of the kubelet's eviction_manager.go, minimumGracePeriodInSeconds of kuberuntime_manager.go): it is killed before, which counts.
+# (evictPod of the kubelet's eviction_manager.go, minimumGracePeriodInSeconds of kuberuntime_manager.go): its task is killed, which counts.
 _STOP_SECONDS = 4
 # Nodes with parts of GPUs or shared GPUs (nvidia.com/mig-1g.5gb, nvidia.com/gpu.shared) have the taint of whole ones.
 _NVIDIA_PREFIX, _GPU_TAINT = "nvidia.com/", "nvidia.com/gpu"
@@ -101,7 +101,7 @@ def hardened_pod_fields(run: Run) -> Object:
 
 
 def _unhardened_pod_fields(run: Run, group: TaskGroup) -> Object:
-    """Return these fields for a pod whose user is that of its image, and which can write to the run's volume by its group."""
+    """Return the pod's fields if its containers run as their images' users; the group makes the run's volume writable."""
     return _pod_fields(run, _group_fields(run) if group.mounts_run_dir else {})
 
 
@@ -125,7 +125,7 @@ def _pod_fields(run: Run, security_context: Object) -> Object:
 
 
 def base_container(run: Run, name: str, command: Sequence[str], *, task: Task | None = None) -> Object:
-    """Return the fields of every container. The image of a `task` may be its own, and its entrypoint may get `command` as arguments."""
+    """Return the fields of every container. With `task`: its own image if it has one, and `command` as `args` if it runs the entrypoint."""
     key = "args" if task and task.is_entrypoint else "command"
     policy = {"imagePullPolicy": run.options.image_pull_policy} if run.options.image_pull_policy else {}
     return {

@@ -58,7 +58,7 @@ def volume_pods(run: Run) -> VolumePods:
 
 
 def single_mount_remedy(spec: ClusterSpec) -> str:
-    """Return the remedy after which one task mounts the volume, and on its node the evaluator and TensorBoard."""
+    """Return the remedy that lets only one task mount the volume (and, on its node, the evaluator and TensorBoard)."""
     if leading_role(spec).replicas == 1:
         return "set storage.mount to one"
     if spec.train is not None:
@@ -166,7 +166,7 @@ def volume_affinity(run: Run, component: str) -> Object:
 
 
 def is_on_gpu_node(run: Run) -> bool:
-    """Return whether the volume is on a node with GPUs, whose taint its pods without GPUs have to tolerate, too."""
+    """Return whether the volume's node has GPUs: pods without GPUs that mount it must tolerate that node's taint."""
     return run.access != "ReadWriteMany" and any(roles_of(run.spec)[group.role].gpus for group in groups(run.plan) if group.mounts_run_dir)
 
 
