@@ -8,7 +8,7 @@ from launcher.backend.kubernetes import diagnosis, ended_status, pod_status, run
 from launcher.backend.kubernetes.client import Cluster, Object
 from launcher.backend.kubernetes.errors import ForbiddenError
 from launcher.backend.kubernetes.object_fields import is_being_deleted
-from launcher.backend.kubernetes.run_context import MissingObjects, ObjectRef
+from launcher.backend.kubernetes.run_context import ACCOUNT_KINDS, OPTIONAL_KINDS, MissingObjects, ObjectRef
 from launcher.render.kubernetes.objects import ATTENDANT, COMPONENT_LABEL
 from launcher.runs.status import DataLoss
 
@@ -54,10 +54,10 @@ class MissingObjectsWatch:
             for ref in labelled(self._cluster, self._run, kind)
         }
         missing = [ref for ref in recorded_objects(record) if (ref.kind, ref.name) not in present]
-        existing = unlabelled(self._cluster, missing)
-        active = [ref for ref, thing in existing.items() if not has_ended(thing)]
+        unlabelled = read(self._cluster, missing)
+        active = [ref for ref, thing in unlabelled.items() if thing is not None and not has_ended(thing)]
         expire = {"Job"} if ((run_record.spec(record) or {}).get("kubernetes") or {}).get("ttl") else set()
-        deleted = tuple(ref for ref in missing if ref not in existing and ref.kind not in expire)
+        deleted = tuple(ref for ref, thing in unlabelled.items() if thing is None and ref.kind not in expire)
         return MissingObjects(
             loss, deleted, tuple(active), tuple(ended_status.tasks(record)), reason(self._run, deleted, active, self._cluster.namespace)
         )
@@ -91,7 +91,7 @@ def recorded_objects(record: Object | None) -> list[ObjectRef]:
 
 def labelled(cluster: Cluster, run: str, kind: str) -> Iterable[ObjectRef]:
     """Yield the objects of a kind that have the run's labels; a Job must also have that of a role or of the attendant."""
-    listed = (cluster.list_or_empty if kind == "JobSet" else cluster.list_objects)(kind, status_source.labels_of(run))
+    listed = (cluster.list_or_empty if kind in OPTIONAL_KINDS else cluster.list_objects)(kind, status_source.labels_of(run))
     return (
         ObjectRef(kind, thing["metadata"]["name"], thing["metadata"]["uid"])
         for thing in listed
@@ -99,10 +99,18 @@ def labelled(cluster: Cluster, run: str, kind: str) -> Iterable[ObjectRef]:
     )
 
 
-def unlabelled(cluster: Cluster, missing: Iterable[ObjectRef]) -> dict[ObjectRef, Object]:
-    """Return those of a run's objects that exist although they were not found by their labels."""
-    existing = {ref: cluster.get(ref.kind, ref.name) for ref in missing}
-    return {ref: found for ref, found in existing.items() if found is not None and found["metadata"]["uid"] == ref.uid}
+def read(cluster: Cluster, refs: Iterable[ObjectRef]) -> dict[ObjectRef, Object | None]:
+    """Return these objects by name, None for one that does not exist; those of an attendant that the user may not read are left out."""
+    found: dict[ObjectRef, Object | None] = {}
+    for ref in refs:
+        try:
+            current = cluster.get(ref.kind, ref.name)
+        except ForbiddenError:
+            if ref.kind not in ACCOUNT_KINDS:
+                raise
+            continue
+        found[ref] = current if current is not None and current["metadata"]["uid"] == ref.uid else None
+    return found
 
 
 def reason(run: str, deleted: Sequence[ObjectRef], unlabelled: Iterable[ObjectRef], namespace: str) -> str:

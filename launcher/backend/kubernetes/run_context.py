@@ -10,6 +10,10 @@ from launcher.runs.status import ENDED, DataLoss, Location, RunStatus, State, Ta
 
 # Kinds that start tasks. They are created, never changed: an existing one is another launcher's.
 JOB_KINDS = frozenset({"JobSet", "Job"})
+# Kinds that only users who may create an attendant can read.
+ACCOUNT_KINDS = frozenset({"RoleBinding", "Role", "ServiceAccount"})
+# Kinds of which the list is empty for a user who may not read them, or in a cluster that lacks them.
+OPTIONAL_KINDS = ACCOUNT_KINDS | {"JobSet"}
 _NOT_FOUND = "its Job is not found"
 _OPTIONAL_JOBS = ("-evaluator", f"-{ATTENDANT}")  # Jobs without which a run still trains
 

@@ -11,7 +11,7 @@ from launcher.backend.kubernetes.client import Cluster, Object, status_of
 from launcher.backend.kubernetes.object_fields import is_being_deleted
 from launcher.backend.kubernetes.pod_status import ClusterSnapshot
 from launcher.backend.kubernetes.reconcile import lost_pods
-from launcher.backend.kubernetes.run_context import JOB_KINDS, ObjectRef
+from launcher.backend.kubernetes.run_context import JOB_KINDS, OPTIONAL_KINDS, ObjectRef
 from launcher.errors import LauncherError, UsageError
 from launcher.render.kubernetes import manifests, storage
 from launcher.render.kubernetes.objects import INSTANCE_LABEL, Run
@@ -20,8 +20,6 @@ from launcher.spec.role_programs import has_sidecars
 
 # Kinds of objects that the run's record owns, in the order of deletion: first those with pods, then those that the pods use.
 OWNED = ("JobSet", "Job", "Deployment", "Service", "NetworkPolicy", "RoleBinding", "Role", "ServiceAccount", "ConfigMap")
-# Kinds that a cluster may lack, or that the user may not be allowed to list.
-_OPTIONAL_KINDS = frozenset({"JobSet", "RoleBinding", "Role", "ServiceAccount"})
 DELETE_TIMEOUT = 120.0  # seconds within which deleted pods end or are killed
 _FORGET_TIMEOUT = 10.0  # seconds within which the API server drops a deleted pod
 _LOST_MARGIN = 60.0  # seconds beyond the grace period after which a pod on a lost node no longer saves
@@ -148,16 +146,17 @@ def is_new_claim(cluster: Cluster, run: Run, on_poll: Callable[[], object]) -> b
 def existing_objects(cluster: Cluster, run: str) -> list[ObjectRef]:
     """Return the objects of a run except its record, its pods, its data and the Jobs of a JobSet, in the order to delete them.
 
-    Objects that have lost their labels are found by the record.
+    Objects that have lost their labels are found by the record. Those of an attendant that the user may not read are left out.
     """
     found = [
         ObjectRef(kind, thing["metadata"]["name"], thing["metadata"]["uid"])
         for kind in OWNED
-        for thing in (cluster.list_or_empty if kind in _OPTIONAL_KINDS else cluster.list_objects)(kind, status_source.labels_of(run))
+        for thing in (cluster.list_or_empty if kind in OPTIONAL_KINDS else cluster.list_objects)(kind, status_source.labels_of(run))
         if pod_status.controller_of([thing]) is None
     ]
     record = cluster.get("ConfigMap", run_record.name_of(run))
-    found += inventory.unlabelled(cluster, [ref for ref in inventory.recorded_objects(record) if ref not in found])
+    unlabelled = inventory.read(cluster, [ref for ref in inventory.recorded_objects(record) if ref not in found])
+    found += [ref for ref, thing in unlabelled.items() if thing is not None]
     return sorted((ref for ref in found if ref.name != run_record.name_of(run)), key=lambda ref: OWNED.index(ref.kind))
 
 

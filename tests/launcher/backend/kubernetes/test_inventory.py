@@ -9,6 +9,7 @@ import pytest
 
 from launcher.backend.kubernetes import inventory, pod_status, run_record
 from launcher.backend.kubernetes.client import Cluster
+from launcher.backend.kubernetes.errors import ForbiddenError
 from launcher.backend.kubernetes.pod_status import ClusterSnapshot
 from launcher.backend.kubernetes.run_context import MissingObjects, ObjectRef, RunContext
 from launcher.backend.kubernetes.task_events import TaskEvents
@@ -96,6 +97,23 @@ def test_a_run_that_is_being_started_misses_nothing() -> None:
     assert inventory.MissingObjectsWatch(cast("Cluster", empty), "digits").check() == MissingObjects()
     empty.now = lambda: 1_000_000.0  # long after the lease has expired
     assert inventory.MissingObjectsWatch(cast("Cluster", empty), "digits").check().deleted == (ObjectRef("Job", "digits-chief", "1"),)
+
+
+def test_a_user_who_may_not_read_the_attendant_s_role_still_sees_that_a_job_is_missing() -> None:
+    recorded = [["Job", "digits-chief", "1"], ["Role", "digits-attendant", "2"]]
+    record = {"metadata": {}, "data": {"made.json": json.dumps(recorded)}}
+
+    def get(kind: str, _: str) -> Any:
+        if kind == "Role":
+            raise ForbiddenError("anna may not get roles", "", "")
+        return record if kind == "ConfigMap" else None
+
+    def list_objects(kind: str, _: object) -> list[Any]:
+        return [] if kind == "Job" else get(kind, "")
+
+    cluster = SimpleNamespace(get=get, list_objects=list_objects, list_or_empty=lambda *_: [], now=lambda: 0.0, namespace="a")
+    missing = inventory.MissingObjectsWatch(cast("Cluster", cluster), "digits").check()
+    assert missing.deleted == (ObjectRef("Job", "digits-chief", "1"),)
 
 
 def test_a_run_without_its_attendant_is_running_and_misses_it() -> None:

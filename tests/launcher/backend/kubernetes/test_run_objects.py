@@ -1,14 +1,16 @@
-"""Refusals before any of a run's objects is created."""
+"""A run's objects: refusals before any is created, and those that a stop deletes."""
 
+import json
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
 from launcher.backend.kubernetes.client import Cluster
-from launcher.backend.kubernetes.errors import explain
+from launcher.backend.kubernetes.errors import ForbiddenError, explain
 from launcher.backend.kubernetes.in_cluster import RefusedError
-from launcher.backend.kubernetes.run_objects import dry_run, require_sidecar_support
+from launcher.backend.kubernetes.run_context import ObjectRef
+from launcher.backend.kubernetes.run_objects import dry_run, existing_objects, require_sidecar_support
 from launcher.errors import LauncherError, UsageError
 from tests.golden_messages import Golden
 
@@ -35,3 +37,16 @@ def test_a_binding_is_not_refused_for_a_role_that_is_created_with_it() -> None:
         dry_run(cluster_refusing(403), binding)
     with pytest.raises(LauncherError):
         dry_run(cluster_refusing(404), {**binding, "kind": "Role"})
+
+
+def test_objects_of_an_attendant_that_the_user_may_not_read_are_left_alone() -> None:
+    recorded = [("Role", "digits-attendant", "r"), ("ConfigMap", "digits-cluster", "c")]
+    objects = {"digits-record": {"data": {"made.json": json.dumps(recorded)}}, "digits-cluster": {"metadata": {"uid": "c"}}}
+
+    def get(kind: str, name: str) -> Any:
+        if kind == "Role":
+            raise ForbiddenError("anna may not get roles", "", "")
+        return objects[name]
+
+    cluster = cast("Cluster", SimpleNamespace(get=get, list_objects=lambda *_: [], list_or_empty=lambda *_: []))
+    assert existing_objects(cluster, "digits") == [ObjectRef("ConfigMap", "digits-cluster", "c")]
