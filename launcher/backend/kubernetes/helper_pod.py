@@ -177,8 +177,8 @@ def _await_phase(cluster: Cluster, name: str, action: str, timeouts: dict[str, f
         found = diagnosis.diagnose_pod(pod)
         is_overdue = found is not None and waited > (_PROBLEM_TIMEOUTS["config"] if found.final else timeouts.get(found.kind, _TIMEOUT))
         if has_ended(pod) or is_overdue or waited > _TIMEOUT:
-            cause = found.message if found else f"it is {phase} after {_TIMEOUT:.0f} s"
-            remedy = found.remedy if found else f"see kubectl describe pod {name}"
+            cause = found.message if found else f"it is {phase} after {waited:.0f} s"
+            remedy = found.remedy if found else f"see kubectl describe pod {name} -n {cluster.namespace}"
             raise FailedPodError(
                 f"{action}: the pod {name} did not succeed: {cause}", remedy, pod_status.exit_code(pod), found.kind if found else ""
             )

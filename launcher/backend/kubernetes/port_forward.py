@@ -26,10 +26,11 @@ _POLL_INTERVAL = 0.5
 
 
 def await_tensorboard(cluster: Cluster, run: str) -> None:
-    """Wait until a run's TensorBoard is ready; stop waiting if its pod has a problem. Raises the errors of `pod_of`.
+    """Wait until a run's TensorBoard is ready, or its pod has a problem. Raises the errors of `pod_of`.
 
-    A TensorBoard whose node was drained waits for the node of the run's tasks. If these have ended, its pod affinity is removed, so that any node
-    can run it. An evaluator that was drained with it, and has no other pod to follow, then follows it.
+    A TensorBoard whose node was drained waits for the node of the run's tasks. If these have ended, remove its pod affinity, so that any node can
+    run it, and wait as long again, whatever its old pod reports. An evaluator that was drained with it, and has no other pod to follow, then
+    follows it.
     """
     moved = announced = False
     deadline = time.monotonic() + _START_TIMEOUT
@@ -46,7 +47,7 @@ def await_tensorboard(cluster: Cluster, run: str) -> None:
         ):
             cluster.patch("Deployment", f"{run}-{TENSORBOARD}", {"spec": {"template": {"spec": {"affinity": {"podAffinity": None}}}}})
             message = f"TensorBoard of {run} moves to a node where its volume can be used, and has {_START_TIMEOUT:.0f} s to start there"
-            moved, announced = True, False
+            moved, announced, deadline = True, False, time.monotonic() + _START_TIMEOUT
         elif not moved and (any(map(diagnosis.diagnose_pod, tensorboard_pods)) or not (tensorboard_pods or _has_tensorboard(cluster, run))):
             break
         if not announced:

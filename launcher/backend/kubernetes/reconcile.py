@@ -6,7 +6,7 @@ outlive a run's success.
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from launcher.backend.kubernetes import diagnosis, pod_status
 from launcher.backend.kubernetes.client import Cluster, status_of
@@ -24,8 +24,8 @@ _FIRST_PODS_WITHIN = 120.0  # seconds after a Job's start in which its first pod
 NODE_LOST_STATUS = {"status": {"phase": "Failed", "reason": "NodeLost", "message": "its node was lost; marked as failed by the launcher"}}
 
 
-def lost_pods(snapshot: ClusterSnapshot, now: float, lost_after: float) -> list[Object]:
-    """Return the pods of lost nodes. `now` is the cluster's time. Pure.
+def lost_pods(pods: Sequence[Object], now: float, lost_after: float) -> list[Object]:
+    """Return those of a run's pods whose nodes are lost. `now` is the cluster's time. Pure.
 
     A pod is lost if it was deleted because its node does not answer, and it still exists `lost_after` seconds later. If one pod of such a node is
     lost, so are all its deleted pods. A node with a ready pod answers, and its pods are not lost: one may still be saving, and its replacement
@@ -33,9 +33,9 @@ def lost_pods(snapshot: ClusterSnapshot, now: float, lost_after: float) -> list[
     of the two groups pods that are no tasks before tasks.
     """
     # The cluster sets Ready to false on all pods of a node that does not answer.
-    answering = {node_of(pod) for pod in snapshot.pods if pod_status.condition(pod, "Ready")}
-    pods = [pod for pod in snapshot.pods if node_of(pod) not in answering]
-    deleted = [(pod, now - since >= lost_after) for pod in pods if (since := deleted_since(pod)) is not None]
+    answering = {node_of(pod) for pod in pods if pod_status.condition(pod, "Ready")}
+    silent = [pod for pod in pods if node_of(pod) not in answering]
+    deleted = [(pod, now - since >= lost_after) for pod in silent if (since := deleted_since(pod)) is not None]
     unresponsive_nodes = {node_of(pod) for pod, due in deleted if due and diagnosis.is_unresponsive(pod)}
     found = [pod for pod, due in deleted if due or (diagnosis.is_unresponsive(pod) and node_of(pod) in unresponsive_nodes)]
     return sorted(found, key=_volume_first)
@@ -157,7 +157,7 @@ class Reconciler:
     def reconcile(self, snapshot: ClusterSnapshot, status: RunStatus) -> Iterator[str]:
         """Do the work that is due; yield what was done, or what blocks the run. Raises LauncherError."""
         yield from self._problems(status)
-        for pod in lost_pods(snapshot, self._cluster.now(), self._lost_after):
+        for pod in lost_pods(snapshot.pods, self._cluster.now(), self._lost_after):
             if pod["metadata"]["uid"] not in self._done and (message := self._fail_lost_pod(pod)):
                 self._done.add(pod["metadata"]["uid"])  # only after success, so that it is retried if the cluster does not answer
                 yield message

@@ -9,7 +9,6 @@ from launcher import images
 from launcher.backend.kubernetes import admission, helper_pod, inventory, pod_status, run_record, status_source, storage_classes
 from launcher.backend.kubernetes.client import Cluster, Object, status_of
 from launcher.backend.kubernetes.object_fields import is_being_deleted
-from launcher.backend.kubernetes.pod_status import ClusterSnapshot
 from launcher.backend.kubernetes.reconcile import lost_pods
 from launcher.backend.kubernetes.run_context import JOB_KINDS, OPTIONAL_KINDS, ObjectRef
 from launcher.errors import LauncherError, UsageError
@@ -183,11 +182,10 @@ def await_ended(cluster: Cluster, run: str, within: float, on_poll: Callable[[],
     while (pods := status_source.pods_of(cluster, run)) and time.monotonic() < began + within:
         if on_poll is not None:
             on_poll()
-        saves = max(float(pod["spec"].get("terminationGracePeriodSeconds") or 0) for pod in pods)
-        if len(_pods_lost_for(cluster, pods, _LOST_MARGIN + saves)) == len(pods):
+        if len(lost_pods(pods, cluster.now(), _LOST_MARGIN + max(map(_grace_period, pods)))) == len(pods):
             break
         time.sleep(_POLL_INTERVAL)
-    lost = _pods_lost_for(cluster, pods, 0)
+    lost = lost_pods(pods, cluster.now(), 0)
     for pod in lost:  # no kubelet ends it, and its Job, which would keep it, is gone
         cluster.delete("Pod", pod["metadata"]["name"], grace=0, uid=pod["metadata"]["uid"])
     forgotten_by = time.monotonic() + _FORGET_TIMEOUT
@@ -202,8 +200,9 @@ def await_ended(cluster: Cluster, run: str, within: float, on_poll: Callable[[],
     return lost
 
 
-def _pods_lost_for(cluster: Cluster, pods: list[Object], seconds: float) -> list[pod_status.Object]:
-    return lost_pods(ClusterSnapshot("", (), pods), cluster.now(), seconds)
+def _grace_period(pod: Object) -> float:
+    """Return a pod's grace period: that of its deletion, which `down --now` shortens, else that of its spec."""
+    return float(pod["metadata"].get("deletionGracePeriodSeconds", pod["spec"].get("terminationGracePeriodSeconds")) or 0)
 
 
 def delete_claim(cluster: Cluster, run: str) -> None:

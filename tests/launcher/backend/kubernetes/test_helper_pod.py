@@ -7,7 +7,7 @@ from typing import Any, cast
 import pytest
 
 from launcher.backend.kubernetes.client import Cluster
-from launcher.backend.kubernetes.helper_pod import node_constraints, with_claim_access
+from launcher.backend.kubernetes.helper_pod import FailedPodError, node_constraints, serving, with_claim_access
 from launcher.errors import UsageError
 from launcher.images import spec_image
 from launcher.plan import planner
@@ -59,3 +59,15 @@ def test_a_volume_of_one_pod_is_not_read_while_a_pod_mounts_it() -> None:
     with pytest.raises(UsageError, match="ReadWriteOncePod, and the pod digits-chief-0-00 has mounted the volume"):
         node_constraints(run("ReadWriteOncePod"), [chief])
     assert node_constraints(run("ReadWriteOncePod"), [running("ps"), mounting(ended("chief", 0))]) == {}
+
+
+def test_a_pod_that_has_ended_instead_of_serving_is_said_to_have_taken_no_longer_than_it_did() -> None:
+    done = {"metadata": {"name": "digits-housekeeping-abc"}, "status": {"phase": "Succeeded"}}
+    calls = {"create": lambda _: done, "get": lambda *_: done, "delete": lambda *_, **__: None, "list_objects": lambda *_: []}
+    cluster = cast("Cluster", SimpleNamespace(**calls, namespace="team"))
+    with (
+        pytest.raises(FailedPodError, match="did not succeed: it is Succeeded after 0 s") as failed,
+        serving(cluster, run("ReadWriteMany"), [], "reading"),
+    ):
+        pass
+    assert failed.value.remedy == "see kubectl describe pod digits-housekeeping-abc -n team"

@@ -4,7 +4,7 @@ import socket
 import threading
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -16,7 +16,7 @@ from launcher.backend.model import ClusterRef
 from launcher.errors import LauncherError
 from launcher.runs import task_stacks
 from tests.launcher.backend.kubernetes.conftest import ForwardHandler
-from tests.launcher.backend.kubernetes.objects import running
+from tests.launcher.backend.kubernetes.objects import StandInClock, pod, running
 
 FORBIDDEN = 'pods "tensorboard" is forbidden: User "anna" cannot get resource "pods/portforward" in API group "" in the namespace "mine"'
 
@@ -66,3 +66,21 @@ def test_a_lacking_right_to_forward_ports_is_reported_before_tensorboard_s_addre
     monkeypatch.setattr(cluster, "list_objects", lambda *_: [ready], raising=False)
     with pytest.raises(ForbiddenError, match="anna may not get pods/portforward"):
         port_forward.Forward(cluster, "digits", "127.0.0.1", 0)
+
+
+def test_a_tensorboard_that_moves_to_another_node_has_as_long_again_to_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, moved_at = StandInClock(), list[float]()
+
+    def list_objects(kind: str, _: object) -> list[dict[str, Any]]:
+        waiting = pod("tensorboard", 0, "Pending")
+        waiting["metadata"]["labels"]["tf-launcher/volume"] = "digits"
+        if clock.now >= 100:  # its node was drained
+            message = "0/1 nodes are available: 1 node(s) didn't match pod affinity rules."
+            waiting["status"] |= {"conditions": [{"type": "PodScheduled", "status": "False", "message": message}]}
+        return [waiting] if kind == "Pod" else []
+
+    cluster = SimpleNamespace(list_objects=list_objects, patch=lambda *_: moved_at.append(clock.now))
+    monkeypatch.setattr(port_forward, "time", clock)
+    with pytest.raises(LauncherError, match="TensorBoard of digits is not ready"):
+        port_forward.await_tensorboard(cast("Cluster", cluster), "digits")
+    assert (moved_at, clock.now) == ([100], 220)

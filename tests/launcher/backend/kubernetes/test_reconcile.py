@@ -31,9 +31,8 @@ def pod(
 
 
 def test_a_pod_on_a_lost_node_is_marked_as_failed_some_time_after_kubernetes_deleted_it() -> None:
-    snapshot = ClusterSnapshot("digits", (), [pod()])
-    assert lost_pods(snapshot, NOW, 60) == [pod()]  # deleted at 00:09:00, and to end by 00:09:30
-    assert lost_pods(snapshot, NOW, 61) == []
+    assert lost_pods([pod()], NOW, 60) == [pod()]  # deleted at 00:09:00, and to end by 00:09:30
+    assert lost_pods([pod()], NOW, 61) == []
 
 
 def moved_off(ready: str) -> dict[str, Any]:
@@ -47,17 +46,17 @@ def moved_off(ready: str) -> dict[str, Any]:
 
 def test_a_pod_whose_node_may_answer_is_marked_as_failed_only_when_its_grace_period_is_long_over() -> None:
     tainted = moved_off("False")
-    assert lost_pods(ClusterSnapshot("digits", (), [tainted]), NOW, 30) == [tainted]  # it should have ended by 00:09:30
-    assert lost_pods(ClusterSnapshot("digits", (), [tainted]), NOW, 31) == []
+    assert lost_pods([tainted], NOW, 30) == [tainted]  # it should have ended by 00:09:30
+    assert lost_pods([tainted], NOW, 31) == []
 
 
 def test_a_pod_whose_node_answers_is_never_marked_as_failed() -> None:
     saving, unready, healthy = moved_off("True"), moved_off("False"), pod(deleted=None)
     healthy["status"]["conditions"] = [{"type": "Ready", "status": "True"}]
-    assert lost_pods(ClusterSnapshot("digits", (), [saving]), NOW + 600, 0) == []
-    assert lost_pods(ClusterSnapshot("digits", (), [unready, healthy]), NOW + 600, 0) == []
+    assert lost_pods([saving], NOW + 600, 0) == []
+    assert lost_pods([unready, healthy], NOW + 600, 0) == []
     healthy["spec"]["nodeName"] = "node-2"
-    assert lost_pods(ClusterSnapshot("digits", (), [unready, healthy]), NOW + 600, 0) == [unready]
+    assert lost_pods([unready, healthy], NOW + 600, 0) == [unready]
 
 
 def test_the_pods_of_a_silent_node_are_marked_as_failed_together_those_of_the_volume_first() -> None:
@@ -66,13 +65,13 @@ def test_the_pods_of_a_silent_node_are_marked_as_failed_together_those_of_the_vo
     tensorboard["metadata"]["labels"]["tf-launcher/volume"] = "digits"
     leaving = pod(ready="", deleted="2026-01-01T00:09:31Z")
     leaving["status"]["conditions"] = [{"type": "DisruptionTarget", "status": "True", "reason": "DeletionByTaintManager"}]
-    assert lost_pods(ClusterSnapshot("digits", (), [later, elsewhere, tensorboard, leaving]), NOW, 60) == []
-    assert lost_pods(ClusterSnapshot("digits", (), [later, pod(), elsewhere, tensorboard, leaving]), NOW, 60) == [tensorboard, later, pod()]
+    assert lost_pods([later, elsewhere, tensorboard, leaving], NOW, 60) == []
+    assert lost_pods([later, pod(), elsewhere, tensorboard, leaving], NOW, 60) == [tensorboard, later, pod()]
 
 
 def test_other_pods_are_not_touched() -> None:
     others = [pod(deleted=None), pod("Succeeded"), pod("Failed"), pod(ready="ContainersNotReady")]
-    assert lost_pods(ClusterSnapshot("digits", (), others), NOW, 0) == []
+    assert lost_pods(others, NOW, 0) == []
 
 
 def test_jobs_that_do_not_end_with_their_run_are_ended_when_due() -> None:

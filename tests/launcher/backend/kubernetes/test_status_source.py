@@ -5,7 +5,6 @@ from typing import Any, cast
 
 from launcher.backend.kubernetes import pod_status, status_source
 from launcher.backend.kubernetes.client import Cluster
-from launcher.backend.kubernetes.pod_status import ClusterSnapshot
 from launcher.backend.kubernetes.reconcile import lost_pods
 from launcher.errors import LauncherError
 from tests.golden_messages import Golden
@@ -34,7 +33,7 @@ def test_a_pod_that_ties_the_chief_to_a_lost_node_is_marked_as_failed_before_it(
     tensorboard = pod("tensorboard", "tf-launcher/volume", deleted=True)
     relevant = status_source.relevant_pods([chief, pod("worker", "tf-launcher/cluster"), tensorboard, pod("housekeeping")])
     assert names(relevant) == ["chief", "worker", "tensorboard"]
-    assert names([dict(one) for one in lost_pods(ClusterSnapshot("digits", (), relevant), NOW, 60)]) == ["tensorboard", "chief"]
+    assert names([dict(one) for one in lost_pods(relevant, NOW, 60)]) == ["tensorboard", "chief"]
 
 
 def test_a_tensorboard_that_ties_no_pod_is_left_to_kubernetes() -> None:
