@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from launcher.backend.kubernetes import diagnosis, notifier
 from launcher.backend.kubernetes.client import Cluster, Object
 from launcher.backend.kubernetes.errors import ForbiddenError, UnreachableError
-from launcher.backend.kubernetes.node_capacity import format_quantity
+from launcher.backend.kubernetes.node_capacity import format_quantity, pod_resources
 from launcher.errors import LauncherError
 from launcher.render.kubernetes.objects import COMPONENT_LABEL, TENSORBOARD
 from launcher.spec.models import ClusterSpec
@@ -189,26 +189,9 @@ def _compare(quota: Object, needed: Mapping[str, float]) -> Iterator[tuple[str, 
 
 
 def _usage(pod: Object) -> dict[str, float]:
-    """Return the resources of a pod as quotas count them: https://kubernetes.io/docs/concepts/workloads/pods/init-containers/#resource-sharing-within-containers."""
-    init_containers = pod["spec"].get("initContainers") or []
-    long_running = [*pod["spec"]["containers"], *(container for container in init_containers if container.get("restartPolicy") == "Always")]
-    usage = {"pods": 1.0}
-    for section in ("requests", "limits"):
-        running = [_quantities(container, section) for container in long_running]
-        initial = [_quantities(container, section) for container in init_containers]
-        for name in {name for amounts in [*running, *initial] for name in amounts}:
-            total = sum(amounts.get(name, 0.0) for amounts in running)
-            # Init containers run one after the other.
-            usage[f"{section}.{name}"] = max([total, *(amounts.get(name, 0.0) for amounts in initial)])
-    return usage
-
-
-def _quantities(container: Object, section: str) -> dict[str, float]:
-    resources = container.get("resources") or {}
-    both = (
-        {**(resources.get("limits") or {}), **(resources.get("requests") or {})} if section == "requests" else resources.get("limits") or {}
-    )
-    return {name: parse_quantity(value) for name, value in both.items()}
+    """Return the resources of a pod by the names that quotas have for them."""
+    sections = {section: pod_resources(pod, section) for section in ("requests", "limits")}
+    return {"pods": 1.0} | {f"{section}.{name}": value for section, amounts in sections.items() for name, value in amounts.items()}
 
 
 def _without_account(pod: Object, accounts: Collection[str]) -> Object:

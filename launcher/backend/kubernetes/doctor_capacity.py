@@ -105,9 +105,8 @@ def subtract_requests(nodes: Sequence[Node], pods: Sequence[Object]) -> None:
         if assigned is None or has_ended(pod):
             continue
         assigned.free["pods"] = assigned.free.get("pods", 0.0) - 1
-        for container in pod["spec"].get("containers", ()):
-            for key, value in (container.get("resources", {}).get("requests") or {}).items():
-                assigned.free[key] = assigned.free.get(key, 0.0) - parse_quantity(value)
+        for key, value in node_capacity.pod_resources(pod, "requests").items():
+            assigned.free[key] = assigned.free.get(key, 0.0) - value
 
 
 def unschedulable_roles(nodes: Sequence[Node], spec: ClusterSpec, colocated: Collection[str] = ()) -> list[str]:

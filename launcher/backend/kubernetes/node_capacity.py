@@ -28,13 +28,35 @@ def unmet_requirements(wanted: Mapping[str, float], labels: Mapping[str, str], n
 
 
 def unmet_needs(pod: Object, nodes: Sequence[Object]) -> list[str]:
-    """Return a message for each label and resource that a pod needs and no node has; its resources are the requests of its containers."""
-    spec, requests = pod.get("spec", {}), dict[str, float]()
-    for container in spec.get("containers", ()):
-        resources = container.get("resources") or {}
-        for key, value in {**(resources.get("limits") or {}), **(resources.get("requests") or {})}.items():
-            requests[key] = requests.get(key, 0.0) + parse_quantity(value)
-    return unmet_requirements(requests, spec.get("nodeSelector") or {}, nodes)
+    """Return a message for each label and resource that a pod requests and no node has."""
+    return unmet_requirements(pod_resources(pod, "requests"), pod.get("spec", {}).get("nodeSelector") or {}, nodes)
+
+
+def pod_resources(pod: Object, section: str) -> dict[str, float]:
+    """Return the `requests` or `limits` of a whole pod, as the scheduler and quotas count them.
+
+    https://kubernetes.io/docs/concepts/workloads/pods/init-containers/#resource-sharing-within-containers
+    """
+    spec = pod.get("spec", {})
+    init_containers = spec.get("initContainers") or []
+    long_running = [
+        *spec.get("containers", ()),
+        *(container for container in init_containers if container.get("restartPolicy") == "Always"),
+    ]
+    running = [_quantities(container, section) for container in long_running]
+    initial = [_quantities(container, section) for container in init_containers]
+    # Init containers run one after the other.
+    return {
+        name: max([sum(amounts.get(name, 0.0) for amounts in running), *(amounts.get(name, 0.0) for amounts in initial)])
+        for name in dict.fromkeys(name for amounts in [*running, *initial] for name in amounts)
+    }
+
+
+def _quantities(container: Object, section: str) -> dict[str, float]:
+    resources = container.get("resources") or {}
+    limits = resources.get("limits") or {}
+    given = {**limits, **(resources.get("requests") or {})} if section == "requests" else limits
+    return {name: parse_quantity(value) for name, value in given.items()}
 
 
 def format_quantity(value: float) -> str:

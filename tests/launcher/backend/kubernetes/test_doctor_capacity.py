@@ -32,11 +32,23 @@ def test_tasks_that_fit_one_by_one_but_not_together_are_named() -> None:
     assert unschedulable_roles(nodes, cluster_spec) == ["1 worker"]
 
 
-def test_requests_of_other_pods_are_not_free() -> None:
+def requesting(cpu: str, **fields: str) -> dict[str, Any]:
+    return {"resources": {"requests": {"cpu": cpu}}, **fields}
+
+
+@pytest.mark.parametrize(
+    "containers",
+    [
+        {"containers": [requesting("6")]},
+        {"containers": [requesting("1")], "initContainers": [requesting("5", restartPolicy="Always"), requesting("2")]},
+        {"containers": [requesting("1")], "initContainers": [requesting("6")]},
+    ],
+    ids=["containers", "sidecar", "init container"],
+)
+def test_requests_of_other_pods_are_not_free(containers: dict[str, Any]) -> None:
     nodes = [node(api_node("a"))]
-    container = {"resources": {"requests": {"cpu": "6"}}}
-    running = {"spec": {"nodeName": "a", "containers": [container]}, "status": {"phase": "Running"}}
-    ended = {"spec": {"nodeName": "a", "containers": [container]}, "status": {"phase": "Succeeded"}}
+    running = {"spec": {"nodeName": "a", **containers}, "status": {"phase": "Running"}}
+    ended = {"spec": {"nodeName": "a", **containers}, "status": {"phase": "Succeeded"}}
     subtract_requests(nodes, [running, ended])
     assert nodes[0].free["cpu"] == 2
     assert unschedulable_roles(nodes, spec(chief={"cpu": 3}, ps={}, worker={})) == ["1 chief"]

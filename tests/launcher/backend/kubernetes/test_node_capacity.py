@@ -16,13 +16,17 @@ NODES = [
 ]
 
 
-def pod(gpus: str = "1", memory: str = "1Gi", **labels: str) -> dict[str, Any]:
+def pod(gpus: str = "1", memory: str = "1Gi", sidecar: str = "0", **labels: str) -> dict[str, Any]:
     resources = {"limits": {"nvidia.com/gpu": gpus, "memory": memory}, "requests": {"memory": memory}}
     message = "0/2 nodes are available: 2 Insufficient nvidia.com/gpu."
     unscheduled = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
     selector = {key.replace("_", "."): value for key, value in labels.items()}
     return {
-        "spec": {"containers": [{"resources": resources}], "nodeSelector": selector},
+        "spec": {
+            "containers": [{"resources": resources}],
+            "initContainers": [{"restartPolicy": "Always", "resources": {"requests": {"memory": sidecar}}}],
+            "nodeSelector": selector,
+        },
         "status": {"phase": "Pending", "conditions": [unscheduled]},
     }
 
@@ -32,6 +36,7 @@ def pod(gpus: str = "1", memory: str = "1Gi", **labels: str) -> dict[str, Any]:
     [
         (pod("60"), NODES, "60 of nvidia.com/gpu is asked for, and the most a node offers is 4"),
         (pod(memory="32Gi"), NODES, "32Gi of memory is asked for, and the most a node offers is 16Gi"),
+        (pod(memory="12Gi", sidecar="8Gi"), NODES, "20Gi of memory is asked for, and the most a node offers is 16Gi"),
         (
             pod(),
             [{"metadata": {"name": "c"}, "status": {"allocatable": {"memory": "1Gi"}}}],
