@@ -11,7 +11,7 @@ from typing import Any
 
 from launcher import images
 from launcher.backend.kubernetes import node_capacity
-from launcher.backend.kubernetes.object_fields import Object, condition_entry
+from launcher.backend.kubernetes.object_fields import Object, condition_entry, namespace_option
 from launcher.files import json_object
 from launcher.plan import role_rules
 from launcher.plan.container_paths import CONTAINER_RUNS
@@ -254,7 +254,9 @@ def _diagnose_containers(pod: Object) -> Diagnosis | None:
                 name = container.get("name")
                 kind = "sidecar" if name in _sidecars(pod) else "init container" if container in init_statuses else "container"
                 message = f"its {kind} {name} ended with exit code {code}" + (f": {last}" if last else "")
-                return Diagnosis("exit", message, f"see its log: kubectl logs {pod.get('metadata', {}).get('name')} -c {name}")
+                return Diagnosis(
+                    "exit", message, f"see its log: kubectl logs {pod.get('metadata', {}).get('name')}{namespace_option(pod)} -c {name}"
+                )
             meaning = describe(code)
             suffix = "" if meaning.endswith(str(code)) else f", {meaning}"
             message = f"exit code {code}{suffix}" + (f": {last}" if last else "")
@@ -381,6 +383,12 @@ def is_unresponsive(pod: Object) -> bool:
 def is_evicted_by_taint(pod: Object) -> bool:
     """Return whether a pod was deleted because of a taint on its node, which is lost or must not run pods."""
     return bool(condition_entry(pod, "DisruptionTarget").get("reason") == "DeletionByTaintManager")
+
+
+def mark_failed_command(pod: Object) -> str:
+    """Return the command that marks a pod of a lost node as failed, as a watching launcher does."""
+    patch = '{"status":{"phase":"Failed"}}'
+    return f"kubectl patch pod {pod['metadata']['name']}{namespace_option(pod)} --subresource=status --type=merge -p '{patch}'"
 
 
 def _because(message: object) -> str:

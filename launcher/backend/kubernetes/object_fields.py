@@ -11,6 +11,12 @@ def phase(thing: Object) -> str:
     return str(thing.get("status", {}).get("phase", ""))
 
 
+def namespace_option(thing: Object) -> str:
+    """Return an object's namespace as an option of kubectl, after a space; empty if it has none."""
+    namespace = thing.get("metadata", {}).get("namespace")
+    return f" -n {namespace}" if namespace else ""
+
+
 def is_active(pod: Object) -> bool:
     """Return whether a pod runs or waits to run."""
     return phase(pod) in {"Pending", "Running"}

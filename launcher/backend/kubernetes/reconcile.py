@@ -189,7 +189,6 @@ class Reconciler:
         Its node may answer again, and the kubelet write that the task has succeeded: the API server compares the versions.
         """
         name, node = pod["metadata"]["name"], node_of(pod)
-        command = f'kubectl patch pod {name} -n {self._cluster.namespace} --subresource=status --type=merge -p \'{{"status":{{"phase":"Failed"}}}}\''
         patch = {"metadata": {"resourceVersion": pod["metadata"].get("resourceVersion")}, **NODE_LOST_STATUS}
         try:
             self._cluster.patch("Pod", name, patch, subresource="status")
@@ -199,7 +198,7 @@ class Reconciler:
             if current is None or current["metadata"].get("resourceVersion") != pod["metadata"].get("resourceVersion"):
                 return ""
             # Reported once, with the command for a user with the permission.
-            return f"{task_of(pod)} is stuck on the lost node {node}, and you lack permission to mark its pod as failed. A user who may patch pods/status can run: {command}"
+            return f"{task_of(pod)} is stuck on the lost node {node}, and you lack permission to mark its pod as failed. A user who may patch pods/status can run: {diagnosis.mark_failed_command(pod)}"
         except LauncherError as error:
             if status_of(error) not in {404, 409}:
                 raise

@@ -20,7 +20,6 @@ _ELSEWHERE = re.compile(r"volume node affinity conflict|match PersistentVolume's
 _AFFINITY_UNMET = "match pod affinity rules"
 _ATTACHED = re.compile(r"[Mm]ulti-?[Aa]ttach error")
 _USED_BY = re.compile(r"already used by pod\(s\) (.+)")
-_MARK_FAILED = 'kubectl patch pod {0} --subresource=status --type=merge -p \'{{"status":{{"phase":"Failed"}}}}\''
 
 
 def diagnose(
@@ -77,11 +76,10 @@ def _diagnose_affinity(pod: Object, pods: Sequence[Object], message: str, *, lea
     present = list(filter(is_active, others))
     blocking = next((other for other in present if is_being_deleted(other) and _is_lost(_node(other), pods)), None)
     if blocking is not None:
-        name = blocking["metadata"]["name"]
         return Diagnosis(
             "storage",
-            f"the run's volume ties it to the node {_node(blocking)}, which is lost: the pod {name} still counts there",
-            f"`launcher wait` marks that pod as failed; or: {_MARK_FAILED.format(name)}",
+            f"the run's volume ties it to the node {_node(blocking)}, which is lost: the pod {blocking['metadata']['name']} still counts there",
+            f"`launcher wait` marks that pod as failed; or: {diagnosis.mark_failed_command(blocking)}",
         )
     if not present and leader_completed:
         return Diagnosis(

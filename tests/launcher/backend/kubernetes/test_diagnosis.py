@@ -282,7 +282,7 @@ def test_an_init_container_that_failed_is_named_and_a_sidecar_that_was_ended_aft
     init_containers = [{"name": "fetch", "image": "curl:1", "state": {"terminated": ended}}]
     containers = [{"name": "trainer", "image": "team/x:1", "state": {"waiting": {"reason": "PodInitializing"}}}]
     status: dict[str, Any] = {"phase": "Failed", "initContainerStatuses": init_containers, "containerStatuses": containers}
-    result = diagnosis.diagnose_pod({"metadata": {"name": "digits-chief-0"}, "status": status})
+    result = diagnosis.diagnose_pod({"metadata": {"name": "digits-chief-0", "namespace": "team"}, "status": status})
     assert result is not None
     golden(result.message)
     golden(result.remedy)

@@ -23,7 +23,12 @@ from tests.launcher.backend.kubernetes.objects import NOW
 def pod(
     phase: str = "Running", *, ready: str = "NodeNotReady", deleted: str | None = "2026-01-01T00:09:30Z", grace: int = 30
 ) -> dict[str, Any]:
-    head: dict[str, Any] = {"name": "digits-worker-0-abc", "uid": "1", "labels": {"app.kubernetes.io/component": "worker"}}
+    head: dict[str, Any] = {
+        "name": "digits-worker-0-abc",
+        "namespace": "team-a",
+        "uid": "1",
+        "labels": {"app.kubernetes.io/component": "worker"},
+    }
     if deleted:
         head |= {"deletionTimestamp": deleted, "deletionGracePeriodSeconds": grace}
     conditions = [{"type": "Ready", "status": "False", "reason": ready}]

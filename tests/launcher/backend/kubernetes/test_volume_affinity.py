@@ -96,11 +96,14 @@ def test_an_evaluator_waits_for_the_chief_and_for_room_on_its_node(golden: Golde
 
 def test_a_pod_that_ties_others_to_a_lost_node_is_named_with_the_command_that_frees_them() -> None:
     tensorboard = mounting(running("tensorboard"), "node-3", conditions=[{"type": "Ready", "status": "False", "reason": "NodeNotReady"}])
-    tensorboard["metadata"]["deletionTimestamp"] = "2026-01-01T00:08:00Z"
+    tensorboard["metadata"] |= {"deletionTimestamp": "2026-01-01T00:08:00Z", "namespace": "team"}
     snapshot = ClusterSnapshot("digits", [job("chief")], [tensorboard, waiting("chief", NO_ROOM)], [claim()])
     (task,) = pod_status.status(snapshot, NOW).tasks
     assert "ties it to the node node-3, which is lost: the pod digits-tensorboard-0-00 still counts there" in task.reason
-    assert 'kubectl patch pod digits-tensorboard-0-00 --subresource=status --type=merge -p \'{"status":{"phase":"Failed"}}\'' in task.remedy
+    assert (
+        'kubectl patch pod digits-tensorboard-0-00 -n team --subresource=status --type=merge -p \'{"status":{"phase":"Failed"}}\''
+        in task.remedy
+    )
 
 
 def test_a_volume_that_is_still_attached_to_another_node_is_named_with_that_node(golden: Golden) -> None:
