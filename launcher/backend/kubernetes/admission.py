@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from launcher.backend.kubernetes import diagnosis, notifier
 from launcher.backend.kubernetes.client import Cluster, Object
-from launcher.backend.kubernetes.errors import ForbiddenError, UnreachableError
+from launcher.backend.kubernetes.errors import ForbiddenError, TransientError
 from launcher.backend.kubernetes.node_capacity import format_quantity, pod_resources
 from launcher.errors import LauncherError
 from launcher.render.kubernetes.objects import COMPONENT_LABEL, TENSORBOARD
@@ -71,7 +71,7 @@ def check(cluster: Cluster, sets: Sequence[PodSet]) -> Iterator[tuple[str, str]]
             pod = cluster.create({**pod, "metadata": {**pod["metadata"], "namespace": cluster.namespace}}, dry_run=True)
         except ForbiddenError:  # a user who may create no pods: controllers create those of Jobs
             continue
-        except UnreachableError:
+        except TransientError:
             raise
         except LauncherError as error:
             # A webhook without dry runs decides later, about the pod itself.

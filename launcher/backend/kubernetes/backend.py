@@ -31,7 +31,7 @@ from launcher.backend.kubernetes import (
 )
 from launcher.backend.kubernetes.client import Cluster, Object
 from launcher.backend.kubernetes.ended_status import BACKEND
-from launcher.backend.kubernetes.errors import UnreachableError, WebhookError, run_unreachable
+from launcher.backend.kubernetes.errors import TransientError, WebhookError, run_unreachable
 from launcher.backend.kubernetes.object_fields import is_being_deleted
 from launcher.backend.kubernetes.pod_logs import PodLogs
 from launcher.backend.kubernetes.pod_status import ClusterSnapshot
@@ -153,7 +153,7 @@ class KubernetesBackend:
             try:
                 context = self._context(watched, name)
                 watched.last = watched.status_reader.status(context) or context.add_to(self._without_jobs(watched, name))
-            except UnreachableError as error:
+            except TransientError as error:
                 if watched.last is None:
                     raise
                 if watched.last.state in ENDED:
@@ -204,7 +204,7 @@ class KubernetesBackend:
         if watched.expired is None:
             try:
                 run = self._run_of_record(name)
-            except UnreachableError:
+            except TransientError:
                 raise
             except LauncherError as error:  # e.g. its spec is of another version
                 run, unknown = None, dataclasses.replace(unknown, reason=f"{unknown.reason}; {error.message}")
@@ -233,7 +233,7 @@ class KubernetesBackend:
                 self._reconcile(watched, name, snapshot, status, notes)
             if status is not None:  # last: a failure here must not keep the run from being reconciled
                 notes.extend(self._notifier(name).send_due(status))
-        except UnreachableError as error:
+        except TransientError as error:
             watched.reconciled = None  # the cluster does not answer; reconcile once it does
             if isinstance(error, WebhookError) and error.message != watched.webhook_error:  # else `status` reports it
                 watched.webhook_error = error.message
@@ -275,7 +275,7 @@ class KubernetesBackend:
         if watched.start is not None:
             try:
                 watched.start.finalize()
-            except UnreachableError:
+            except TransientError:
                 return
             except LauncherError:
                 watched.start = None

@@ -89,7 +89,7 @@ def claims_of(pod: Mapping[str, Any]) -> dict[str, str]:
 
 
 class Cluster:
-    """One namespace. Calls raise LauncherError with a remedy: UnreachableError if a retry may help."""
+    """One namespace. Calls raise LauncherError with a remedy: TransientError if a retry may help."""
 
     def __init__(self, context: str | None = None, namespace: str | None = None) -> None:
         with translate_errors("reading the kubeconfig"):
@@ -223,7 +223,7 @@ class Cluster:
     def watch(self, kind: str, version: str, labels: Mapping[str, str], *, seconds: int) -> Iterator[Object]:
         """Watch the objects of a kind that have all the labels; return the events since a resource version as they come.
 
-        The API server ends the watch after `seconds`. Raises LauncherError, also UnreachableError if it does not end by then.
+        The API server ends the watch after `seconds`. Raises LauncherError, also TransientError if it does not end by then.
         https://kubernetes.io/docs/reference/using-api/api-concepts/#efficient-detection-of-changes
         """
         action = f"watching {KINDS[kind][1]}"
@@ -307,7 +307,7 @@ class Cluster:
     def follow_log(self, pod: str, container: str, query: list[tuple[str, str]], *, timeout: float) -> Iterator[bytes]:
         """Yield whole lines of a container's log as they come, until the container or the connection ends.
 
-        Raises LauncherError, also UnreachableError if the container writes nothing for `timeout` seconds.
+        Raises LauncherError, also TransientError if the container writes nothing for `timeout` seconds.
         """
         yield from _complete_lines(self._log(pod, container, [*query, ("follow", "true")], timeout), f"following the log of {pod}")
 

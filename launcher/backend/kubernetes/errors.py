@@ -37,19 +37,25 @@ _CONFLICT = "the object has been modified; please apply your changes to the late
 _WEBHOOK_FAILED = "failed calling webhook"
 
 
-class UnreachableError(LauncherError):
-    """The API server does not answer now; a retry may help."""
+class TransientError(LauncherError):
+    """A request failed in a way that a retry may mend: the API server did not answer, or could not do it now. `problem` follows `the cluster`."""
 
     problem = "has not answered"
 
 
-class WebhookError(UnreachableError):
+class ConflictError(TransientError):
+    """The API server has refused a write because of another at the same moment; a retry may help."""
+
+    problem = "has refused changes that conflict with others"
+
+
+class WebhookError(TransientError):
     """The API server cannot ask an admission webhook, without which it changes nothing; a retry may help."""
 
     problem = "cannot ask an admission webhook"
 
 
-class CredentialsError(UnreachableError):
+class CredentialsError(TransientError):
     """The API server does not accept the credentials; another login may help."""
 
     problem = "has not accepted your credentials"
@@ -78,12 +84,12 @@ def explain(error: Exception, action: str) -> LauncherError:
             "have its pods repaired; kubectl get validatingwebhookconfigurations,mutatingwebhookconfigurations lists the webhooks",
         )
     if not isinstance(status, int) or status in {0, 429} or status >= 500:
-        return UnreachableError(
+        return TransientError(
             f"{action}: the cluster does not answer: {answer}",
             "see that `kubectl get --raw /readyz` answers (KUBECONFIG, `kubectl config get-contexts`: which cluster)",
         )
     if status == 409 and _CONFLICT in answer:
-        return UnreachableError(f"{action}: the cluster has changed an object at the same moment: {answer}", "try again")
+        return ConflictError(f"{action}: the cluster has changed an object at the same moment: {answer}", "try again")
     if status == 401:
         return CredentialsError(f"{action}: authentication failed: {answer}", "log in to it again; `kubectl auth whoami` must answer")
     if status == 403 and (match := _FORBIDDEN.search(answer)):

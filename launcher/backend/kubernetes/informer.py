@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from launcher.backend.kubernetes.client import Cluster, Object, status_of
-from launcher.backend.kubernetes.errors import UnreachableError
+from launcher.backend.kubernetes.errors import TransientError
 from launcher.errors import LauncherError
 
 # Seconds after which the API server ends a watch, which is then opened again from the same version. A dead connection is noticed within them, too.
@@ -55,7 +55,7 @@ class Informer:
         self._backoff = PollBackoff(_MAX_POLL_INTERVAL)  # used if it may not watch
 
     def objects(self) -> list[Object]:
-        """Return the objects, by name. Raises LauncherError, UnreachableError while the cluster does not answer."""
+        """Return the objects, by name. Raises LauncherError, TransientError while the cluster does not answer."""
         with self._lock:
             previous_call, self._last_call = self._last_call, time.monotonic()
             if self._thread is None or not self._thread.is_alive():
@@ -99,7 +99,7 @@ class Informer:
                 failed, opened = 0, True
                 for change in changes:
                     version = self._apply(change)
-            except UnreachableError as error:
+            except TransientError as error:
                 failed += bool(version and not opened)
                 self._may_watch = failed < _MAX_FAILURES  # else a proxy buffers endless answers
                 version = ""

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from launcher.backend.kubernetes import attendant_notes, status_source
 from launcher.backend.kubernetes.client import Cluster, Object
-from launcher.backend.kubernetes.errors import UnreachableError, run_unreachable
+from launcher.backend.kubernetes.errors import TransientError, run_unreachable
 from launcher.backend.kubernetes.pod_logs import PodLogs, store_last, stored_lines
 from launcher.backend.kubernetes.pod_status import task_of
 from launcher.errors import LauncherError
@@ -76,7 +76,7 @@ def follow(
             # Before reading, so that lines written until the end are still read.
             over = has_ended()
             pods = list_pods()
-        except UnreachableError as error:
+        except TransientError as error:
             if time.monotonic() - answered > unreachable_timeout:
                 raise run_unreachable(run, error) from error
             time.sleep(_POLL_INTERVAL)

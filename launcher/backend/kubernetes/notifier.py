@@ -10,7 +10,7 @@ from contextlib import suppress
 
 from launcher.backend.kubernetes import run_record
 from launcher.backend.kubernetes.client import Cluster, Object, as_json, status_of
-from launcher.backend.kubernetes.errors import ForbiddenError, UnreachableError
+from launcher.backend.kubernetes.errors import ForbiddenError, TransientError
 from launcher.backend.kubernetes.pod_status import annotation
 from launcher.errors import LauncherError
 from launcher.notify import ledger
@@ -93,7 +93,7 @@ class Notifier:
         """Wait for the messages that are being sent, until their time is up."""
         until, is_due_soon = time.monotonic() + self._seconds + _SENDER_MARGIN, True
         while (self._sent or is_due_soon) and time.monotonic() < until:
-            with suppress(UnreachableError):  # retried
+            with suppress(TransientError):  # retried
                 yield from self.send_due(status)
                 is_due_soon = any(at <= time.monotonic() + _RETRY_INTERVAL for at in self._next.values())
             time.sleep(_POLL_INTERVAL)

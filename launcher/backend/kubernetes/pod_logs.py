@@ -12,7 +12,7 @@ from typing import Protocol
 from launcher import timestamps
 from launcher.backend.kubernetes.client import Cluster
 from launcher.backend.kubernetes.diagnosis import is_unresponsive, task_container
-from launcher.backend.kubernetes.errors import UnreachableError
+from launcher.backend.kubernetes.errors import TransientError
 from launcher.backend.kubernetes.object_fields import has_ended, is_being_deleted
 from launcher.backend.kubernetes.pod_status import Object, task_of
 from launcher.errors import LauncherError
@@ -149,7 +149,7 @@ class PodLogs:
                         size += len(content)
                         if size > _MAX_STREAM_SIZE or not self._is_needed(uid):
                             return
-            except UnreachableError:
+            except TransientError:
                 if time.monotonic() < opened + _SILENCE_TIMEOUT:
                     return
             except LauncherError:  # it is gone, or may not be read
@@ -196,7 +196,7 @@ class PodLogs:
             try:
                 for _ in self._follow_lines(pod):
                     pass
-            except UnreachableError:
+            except TransientError:
                 pass  # it was silent for long, or its node does not answer
             except LauncherError:  # it is gone, or may not be read
                 return

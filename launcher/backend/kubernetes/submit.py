@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from launcher.backend.kubernetes import pod_status, run_objects, run_record, status_source
 from launcher.backend.kubernetes.client import Cluster, Object, status_of
-from launcher.backend.kubernetes.errors import UnreachableError
+from launcher.backend.kubernetes.errors import TransientError
 from launcher.backend.kubernetes.run_context import JOB_KINDS, ObjectRef
 from launcher.errors import LauncherError, UsageError
 from launcher.render.kubernetes.objects import Run
@@ -102,7 +102,7 @@ class Start:
         for ref in self._unused:
             try:
                 run_objects.delete(self._cluster, ref)
-            except UnreachableError:
+            except TransientError:
                 raise
             except LauncherError:  # for example without that right: the object is left behind
                 continue
@@ -111,7 +111,7 @@ class Start:
         """Finalize; return False if the cluster does not answer for a while."""
         try:
             _retry(self.finalize, self._is_cancelled)
-        except UnreachableError:
+        except TransientError:
             return False
         return True
 
@@ -134,7 +134,7 @@ class Start:
         kind, name = str(manifest["kind"]), str(manifest["metadata"]["name"])
         if kind != _CLAIM:
             manifest["metadata"]["ownerReferences"] = [run_record.owner(self._record)]
-        unanswered: list[UnreachableError] = []
+        unanswered: list[TransientError] = []
         self._has_sent = True
 
         def create_or_apply() -> Object:
@@ -143,7 +143,7 @@ class Start:
             run_record.verify(self._cluster, self._lease)
             try:
                 return self._cluster.create(manifest) if kind in JOB_KINDS else self._cluster.apply(manifest)
-            except UnreachableError as error:
+            except TransientError as error:
                 unanswered.append(error)
                 raise
             except LauncherError as error:
@@ -195,7 +195,7 @@ class Start:
         for step in steps:
             try:
                 step()
-            except UnreachableError as error:
+            except TransientError as error:
                 return "; ".join([*failed, error.message])
             except LauncherError as error:
                 failed.append(error.message)
@@ -208,7 +208,7 @@ def _retry(do: Callable[[], Answer], is_cancelled: Callable[[], bool] = never_ca
     while True:
         try:
             return do()
-        except UnreachableError:
+        except TransientError:
             if time.monotonic() >= deadline or is_cancelled():
                 raise
         time.sleep(_POLL_INTERVAL)

@@ -13,7 +13,7 @@ import yaml
 
 from launcher.backend.kubernetes import status_source
 from launcher.backend.kubernetes.client import Cluster, status_of
-from launcher.backend.kubernetes.errors import UnreachableError
+from launcher.backend.kubernetes.errors import TransientError
 from launcher.errors import LauncherError
 from launcher.runs.status import RunStatus
 from tests.e2e.busy import BUSY
@@ -128,7 +128,7 @@ class Namespace:
             return _events(self._cluster.log(pod["metadata"]["name"], "trainer", [], timeout=10).decode())
         except LauncherError as error:
             # Its container has not started, it was deleted, or its node does not answer.
-            if status_of(error) in {400, 404} or isinstance(error, UnreachableError):
+            if status_of(error) in {400, 404} or isinstance(error, TransientError):
                 return []
             raise
 

@@ -9,7 +9,7 @@ import pytest
 
 from launcher.backend.kubernetes import run_record
 from launcher.backend.kubernetes.client import Cluster
-from launcher.backend.kubernetes.errors import UnreachableError
+from launcher.backend.kubernetes.errors import TransientError
 from launcher.cli.planning import plan_file
 from launcher.render.kubernetes import manifests
 from launcher.render.targets import RenderSource
@@ -204,7 +204,7 @@ def test_a_start_that_loses_the_response_to_its_lease_still_gets_the_lease(
     # The first lease is created, a request that the client does not repeat by itself; the second lease replaces the first.
     lease = run_record.new_lease(cluster, run, cluster.get("ConfigMap", "unheard-record"), None)
     relay.lose_response()
-    with pytest.raises(UnreachableError):
+    with pytest.raises(TransientError):
         run_record.acquire(cluster, run, lease)
     assert run_record.acquire(cluster, run, lease)
     before = cluster.get("ConfigMap", "unheard-record")

@@ -8,7 +8,7 @@ import pytest
 
 from launcher.backend.kubernetes import admission, helper_pod
 from launcher.backend.kubernetes.client import Cluster
-from launcher.backend.kubernetes.errors import ForbiddenError, UnreachableError
+from launcher.backend.kubernetes.errors import ForbiddenError, TransientError
 from launcher.errors import LauncherError
 from launcher.images import spec_image
 from launcher.plan import planner
@@ -105,8 +105,8 @@ def test_refusals_of_optional_pods_are_reported_and_prevent_no_start() -> None:
 
 
 def test_an_api_server_that_does_not_answer_refuses_nothing() -> None:
-    with pytest.raises(UnreachableError):
-        waiting_reasons(refuse=lambda _: UnreachableError("checking Pod x: the cluster does not answer"))
+    with pytest.raises(TransientError):
+        waiting_reasons(refuse=lambda _: TransientError("checking Pod x: the cluster does not answer"))
 
 
 def refusing(messages: dict[str, str]) -> Callable[[dict[str, Any]], LauncherError | None]:

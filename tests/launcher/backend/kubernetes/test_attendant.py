@@ -9,7 +9,7 @@ from launcher.backend.kubernetes import attendant_notes, in_cluster
 from launcher.backend.kubernetes.attendant import Attendant, attend, main, run_is_idle
 from launcher.backend.kubernetes.attendant_notes import DeletedPod, LastLines
 from launcher.backend.kubernetes.client import Cluster
-from launcher.backend.kubernetes.errors import ForbiddenError, UnreachableError
+from launcher.backend.kubernetes.errors import ForbiddenError, TransientError
 from launcher.backend.kubernetes.notifier import entries_of
 from launcher.backend.kubernetes.pod_status import ClusterSnapshot
 from launcher.backend.kubernetes.status_source import StatusReader, relevant_pods
@@ -246,7 +246,7 @@ def test_an_unreachable_cluster_is_tried_again_and_a_missing_right_is_reported(
             cluster.error = None
 
     monkeypatch.setattr("launcher.backend.kubernetes.attendant.time.sleep", wait)
-    cluster.error = UnreachableError("the cluster does not answer", "")
+    cluster.error = TransientError("the cluster does not answer", "")
     assert attend(new_attendant(cluster)) == 0
     assert capsys.readouterr().out.count("does not answer") == 1
     cluster.error = ForbiddenError("it may not list jobs", "", "{verbs: [list]}")

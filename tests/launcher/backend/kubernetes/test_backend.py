@@ -9,7 +9,7 @@ import pytest
 from launcher.backend.kubernetes import ended_status, run_record
 from launcher.backend.kubernetes.backend import KubernetesBackend
 from launcher.backend.kubernetes.client import Cluster, as_json
-from launcher.backend.kubernetes.errors import UnreachableError, WebhookError
+from launcher.backend.kubernetes.errors import TransientError, WebhookError
 from launcher.backend.kubernetes.pod_status import ClusterSnapshot
 from launcher.backend.model import ClusterRef
 from launcher.errors import LauncherError
@@ -83,7 +83,5 @@ def test_an_admission_webhook_that_fails_is_noted_once(tmp_path: Path, monkeypat
     monkeypatch.setattr(backend, "_finalize_start", finalize)
     assert backend.reconcile("digits") == [f"{error.message}: {error.remedy}"]
     assert backend.reconcile("digits") == []
-    error = UnreachableError(
-        "changing Job digits-chief: the cluster does not answer", ""
-    )  # as `status` reports for the time that this takes
+    error = TransientError("changing Job digits-chief: the cluster does not answer", "")  # as `status` reports for the time that this takes
     assert backend.reconcile("digits") == []

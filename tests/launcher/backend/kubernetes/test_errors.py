@@ -4,7 +4,7 @@ import json
 
 from kubernetes.client.exceptions import ApiException
 
-from launcher.backend.kubernetes.errors import CredentialsError, ForbiddenError, UnreachableError, WebhookError, explain, no_access
+from launcher.backend.kubernetes.errors import CredentialsError, ForbiddenError, TransientError, WebhookError, explain, no_access
 from launcher.errors import UsageError
 from tests.golden_messages import Golden
 
@@ -50,17 +50,18 @@ def test_an_invalid_object_is_an_error_of_the_user(golden: Golden) -> None:
 
 
 def test_a_request_to_an_unreachable_server_may_be_tried_again() -> None:
-    assert isinstance(explain(ConnectionRefusedError(111, "Connection refused"), "listing jobs"), UnreachableError)
-    assert isinstance(explain(refusal(503, "the server is currently unable to handle the request"), "listing jobs"), UnreachableError)
+    assert isinstance(explain(ConnectionRefusedError(111, "Connection refused"), "listing jobs"), TransientError)
+    assert isinstance(explain(refusal(503, "the server is currently unable to handle the request"), "listing jobs"), TransientError)
 
 
 def test_a_write_that_conflicts_with_another_may_be_tried_again() -> None:
     hint = "please apply your changes to the latest version and try again"
     conflict = f'Operation cannot be fulfilled on resourcequotas "cores": the object has been modified; {hint}'
     error = explain(refusal(409, conflict), "making Job mnist-chief")
-    assert isinstance(error, UnreachableError)
+    assert isinstance(error, TransientError)
     assert "does not answer" not in error.message
-    assert not isinstance(explain(refusal(409, 'jobs.batch "mnist-chief" already exists'), "making Job mnist-chief"), UnreachableError)
+    assert error.problem == "has refused changes that conflict with others"
+    assert not isinstance(explain(refusal(409, 'jobs.batch "mnist-chief" already exists'), "making Job mnist-chief"), TransientError)
 
 
 def test_failed_authentication_asks_the_user_to_log_in(golden: Golden) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from launcher.backend.kubernetes import client, in_cluster
 from launcher.backend.kubernetes.client import Cluster
-from launcher.backend.kubernetes.errors import CredentialsError, ForbiddenError, UnreachableError
+from launcher.backend.kubernetes.errors import CredentialsError, ForbiddenError, TransientError
 from launcher.errors import LauncherError
 
 FORBIDDEN = (
@@ -100,7 +100,7 @@ def test_a_refusal_names_the_missing_right() -> None:
         cluster.list_objects("Job")
     assert refused.value.rule == '{apiGroups: ["batch"], resources: ["jobs"], verbs: ["list"]}'
     assert cluster.get("Pod", "p") is None
-    with pytest.raises(UnreachableError):
+    with pytest.raises(TransientError):
         cluster.list_objects("Event")
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from launcher.backend.kubernetes import client, informer
 from launcher.backend.kubernetes.client import Cluster
-from launcher.backend.kubernetes.errors import UnreachableError
+from launcher.backend.kubernetes.errors import TransientError
 from launcher.backend.kubernetes.informer import Informer
 from launcher.backend.kubernetes.status_source import RunInformer
 from tests.launcher.backend.kubernetes import objects
@@ -210,7 +210,7 @@ def test_an_unreachable_cluster_is_an_error_and_its_pods_are_listed_once_it_is_b
     def names_or_error() -> list[str]:
         try:
             return names(pods)
-        except UnreachableError as error:
+        except TransientError as error:
             return [error.message.partition(" the cluster does not answer")[0]]
 
     state.is_unreachable = True

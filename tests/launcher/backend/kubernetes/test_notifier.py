@@ -10,7 +10,7 @@ import pytest
 
 from launcher.backend.kubernetes import admission, notifier
 from launcher.backend.kubernetes.client import Cluster
-from launcher.backend.kubernetes.errors import ForbiddenError, UnreachableError
+from launcher.backend.kubernetes.errors import ForbiddenError, TransientError
 from launcher.backend.kubernetes.notifier import NOTE, NoChannelError, Notifier
 from launcher.errors import LauncherError
 from launcher.notify import sender
@@ -168,9 +168,9 @@ def test_sending_is_tried_again_after_a_conflict_and_after_an_unreachable_cluste
         cluster.conflicts = 1
         assert list(watcher.send_due(FAILED)) == []
         assert (server.received, watcher.busy) == ([], True)
-        cluster.error = UnreachableError("it does not answer", "wait")
+        cluster.error = TransientError("it does not answer", "wait")
         watcher._next.clear()
-        with pytest.raises(UnreachableError):
+        with pytest.raises(TransientError):
             list(watcher.send_due(FAILED))
         cluster.error = None
         send_until(watcher, FAILED, lambda: server.received and not watcher.busy)

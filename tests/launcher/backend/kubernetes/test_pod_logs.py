@@ -10,7 +10,7 @@ import pytest
 from launcher.backend.kubernetes import attendant_notes, log_lines, pod_logs
 from launcher.backend.kubernetes.attendant_notes import DeletedPod
 from launcher.backend.kubernetes.client import Cluster
-from launcher.backend.kubernetes.errors import UnreachableError
+from launcher.backend.kubernetes.errors import TransientError
 from launcher.backend.kubernetes.pod_logs import PodLogs, stored_lines
 from launcher.cli.output_lines import event_in, raw
 from launcher.errors import LauncherError
@@ -183,7 +183,7 @@ def test_the_last_lines_are_read_without_polling(tmp_path: Path, monkeypatch: py
     logs.new_lines([POD])
     with logs.following([POD]):
         server.stream.put(b"2026-01-01T00:00:01.100000000Z one\n2026-01-01T00:00:02.100000000Z two\n")
-        server.stream.put(UnreachableError("it was silent for long"))
+        server.stream.put(TransientError("it was silent for long"))
         server.stream.put(b"2026-01-01T00:00:02.100000000Z two\n2026-01-01T00:00:03.100000000Z saved")
         server.stream.put(None)
         server.stream.put(LauncherError("the pod is deleted"))

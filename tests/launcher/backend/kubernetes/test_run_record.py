@@ -13,7 +13,7 @@ from kubernetes.client.exceptions import ApiException
 
 from launcher.backend.kubernetes import run_record
 from launcher.backend.kubernetes.client import Cluster, as_json
-from launcher.backend.kubernetes.errors import UnreachableError
+from launcher.backend.kubernetes.errors import TransientError
 from launcher.runs.status import EndedAttempt, RunStatus, State, TaskStatus
 from tests.golden_messages import Golden
 
@@ -74,7 +74,7 @@ class ClusterWithRecord:
         if self.changes or patch["metadata"]["resourceVersion"] != record["metadata"]["resourceVersion"]:
             self.changes -= 1
             record["metadata"]["resourceVersion"] += "'"
-            raise UnreachableError("changing it: it has been modified", "try again") from ApiException(status=409)
+            raise TransientError("changing it: it has been modified", "try again") from ApiException(status=409)
         record["data"] |= patch["data"]
 
     def description(self) -> str:
