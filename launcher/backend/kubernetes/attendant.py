@@ -13,14 +13,14 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import NoReturn
 
-from launcher.backend.kubernetes import attendant_notes, in_cluster, pod_status, reconcile, run_record
-from launcher.backend.kubernetes.attendant_notes import DeletedPod, LastLines
+from launcher.backend.kubernetes import attendant_annotations, in_cluster, pod_status, reconcile, run_record
+from launcher.backend.kubernetes.attendant_annotations import DeletedPod, LastLines
 from launcher.backend.kubernetes.client import Cluster
 from launcher.backend.kubernetes.errors import ForbiddenError
 from launcher.backend.kubernetes.notifier import Notifier
 from launcher.backend.kubernetes.object_fields import has_ended, is_active, is_being_deleted
 from launcher.backend.kubernetes.pod_logs import PodLogs
-from launcher.backend.kubernetes.pod_status import ClusterSnapshot, Object
+from launcher.backend.kubernetes.pod_status import Object, RunSnapshot
 from launcher.backend.kubernetes.status_source import StatusReader
 from launcher.errors import LauncherError
 from launcher.notify.delivery import Channel
@@ -48,7 +48,7 @@ class Attendant:
         self._deleted_pods: list[DeletedPod] = []  # those with saved last lines
         self._has_unsaved_lines = False  # some of these are not on the attendant's Job yet
         self._had_jobs = False  # the run's Jobs were seen
-        self._is_restored = False  # the notes of an earlier attendant were read
+        self._is_restored = False  # the annotations of an earlier attendant were read
         self._start: str | None = None  # the start of the run that it attends, by the run's record
         self._recorded_end: RunStatus | None = None  # the run's end, once recorded
         self._end_notified = False  # the messages about the end were passed to the notifier
@@ -60,7 +60,11 @@ class Attendant:
             own = self._cluster.get("Job", self._name)
             with suppress(ForbiddenError):  # as in _record_end
                 self._start = run_record.start_of(self._cluster.get("ConfigMap", run_record.name_of(self._run)))
-            self._deleted_pods, self._recorded_end, self._is_restored = attendant_notes.deleted_pods(own), attendant_notes.final(own), True
+            self._deleted_pods, self._recorded_end, self._is_restored = (
+                attendant_annotations.deleted_pods(own),
+                attendant_annotations.final(own),
+                True,
+            )
         status = self._status_reader.status()
         self._missing_since = None if status else self._missing_since or time.monotonic()
         if status is None:
@@ -86,7 +90,7 @@ class Attendant:
             return self._recorded_end is not None or (self._had_jobs and time.monotonic() - self._missing_since > _DELETED_TIMEOUT)
         return self._end_notified and run_is_idle(self._status_reader.snapshot)
 
-    def _checked_status(self, snapshot: ClusterSnapshot, status: RunStatus) -> RunStatus:
+    def _checked_status(self, snapshot: RunSnapshot, status: RunStatus) -> RunStatus:
         """Return the status of the run: failed if it has not started in time or a task was evicted too often."""
         if status.state in _SUCCEEDED_OR_FAILED:
             return status
@@ -100,15 +104,17 @@ class Attendant:
         if self._recorded_end is None:
             with suppress(ForbiddenError):  # a service account of the user's may lack that right: the Job's annotation suffices
                 run_record.write_end(self._cluster, status, self._start)
-            self._annotate(attendant_notes.status_annotation(status))  # last: an attendant that finds it repeats neither
+            self._annotate(attendant_annotations.status_annotation(status))  # last: an attendant that finds it repeats neither
             self._recorded_end = status
             yield f"{self._run} has {status.state}" + (f": {status.reason}" if status.reason else "")
 
-    def _save_lines(self, snapshot: ClusterSnapshot) -> None:
+    def _save_lines(self, snapshot: RunSnapshot) -> None:
         """Save the last lines of pods that are gone, are about to go, or are on nodes that do not answer."""
         if self._recorded_end:
             # The status of a run that has ended no longer reads them.
-            self._status_reader.logs.new_lines([pod for pod in snapshot.pods if is_being_deleted(pod)], tail=attendant_notes.MAX_LINES)
+            self._status_reader.logs.new_lines(
+                [pod for pod in snapshot.pods if is_being_deleted(pod)], tail=attendant_annotations.MAX_LINES
+            )
         current = {pod["metadata"]["name"]: pod for pod in snapshot.pods}
         leaving = {name: pod for name, pod in current.items() if _is_leaving(pod)}
         deleted = self._lines.pop({name: pod for name, pod in self._pods.items() if name not in current} | leaving)
@@ -116,10 +122,10 @@ class Attendant:
         self._deleted_pods += deleted
         self._has_unsaved_lines = self._has_unsaved_lines or bool(deleted)
         if self._has_unsaved_lines:
-            self._annotate(attendant_notes.lines_annotation(self._deleted_pods))
+            self._annotate(attendant_annotations.lines_annotation(self._deleted_pods))
             self._has_unsaved_lines = False
 
-    def _suspend_jobset(self, snapshot: ClusterSnapshot) -> Iterator[str]:
+    def _suspend_jobset(self, snapshot: RunSnapshot) -> Iterator[str]:
         """Suspend the JobSet of a failed run unless the JobSet itself has failed."""
         jobset = snapshot.jobset
         if (
@@ -144,7 +150,7 @@ def _is_leaving(pod: Object) -> bool:
     return reconcile.deleted_since(pod) is not None or (is_being_deleted(pod) and has_ended(pod))
 
 
-def run_is_idle(snapshot: ClusterSnapshot) -> bool:
+def run_is_idle(snapshot: RunSnapshot) -> bool:
     """Return whether no Job of a run creates pods any more, and none of its pods works or is stuck on a lost node. Pure.
 
     An earlier pod of the attendant on a lost node counts too: the attendant's Job completes only after that pod has ended.

@@ -15,27 +15,27 @@ from typing import Any
 
 from launcher.backend.kubernetes import (
     diff,
-    ended_status,
     expired,
     helper_pod,
-    inventory,
     log_lines,
+    missing_objects,
     notifier,
     pod_status,
     reconcile,
     run_objects,
     run_record,
     status_source,
+    status_without_jobs,
     submit,
     teardown,
 )
 from launcher.backend.kubernetes.client import Cluster, Object
-from launcher.backend.kubernetes.ended_status import BACKEND
 from launcher.backend.kubernetes.errors import TransientError, WebhookError, run_unreachable
 from launcher.backend.kubernetes.object_fields import is_being_deleted
 from launcher.backend.kubernetes.pod_logs import PodLogs
-from launcher.backend.kubernetes.pod_status import ClusterSnapshot
+from launcher.backend.kubernetes.pod_status import RunSnapshot
 from launcher.backend.kubernetes.run_context import MissingObjects, RunContext
+from launcher.backend.kubernetes.status_without_jobs import BACKEND
 from launcher.backend.model import ClusterRef, PlannedRun, TensorBoardAddress, spec_of
 from launcher.errors import LauncherError, UsageError, check_tasks, did_you_mean
 from launcher.images import spec_image
@@ -65,9 +65,9 @@ class _WatchedRun:
 
     cluster: Cluster
     status_reader: status_source.StatusReader
-    record_watch: inventory.MissingObjectsWatch | None = None  # None if missing objects are not looked for
+    missing_objects_watch: missing_objects.MissingObjectsWatch | None = None  # None if missing objects are not looked for
     spec: dict[str, Any] | None = None
-    without_jobs: tuple[ClusterSnapshot, RunStatus] | None = None  # a snapshot without Jobs, and the status derived from it
+    without_jobs: tuple[RunSnapshot, RunStatus] | None = None  # a snapshot without Jobs, and the status derived from it
     user: str | None = None  # who started it, empty if not known
     last: RunStatus | None = None
     expired: RunStatus | None = None  # its end (UNKNOWN if that is not known), if its Jobs have expired
@@ -81,7 +81,7 @@ class _WatchedRun:
     @property
     def record(self) -> Object | None:
         """The run's record, as last read; None if it has none or missing objects are not looked for."""
-        return self.record_watch.record if self.record_watch else None
+        return self.missing_objects_watch.record if self.missing_objects_watch else None
 
 
 class KubernetesBackend:
@@ -168,19 +168,23 @@ class KubernetesBackend:
 
     def _context(self, watched: _WatchedRun, name: str) -> RunContext:
         """Return the context of a run: its user, whether that is this user, and which of its recorded objects are missing."""
-        missing_objects = watched.record_watch.check(watched.status_reader.snapshot.jobs) if watched.record_watch else MissingObjects()
+        missing = (
+            watched.missing_objects_watch.check(watched.status_reader.snapshot.jobs) if watched.missing_objects_watch else MissingObjects()
+        )
         if watched.user is None:
             # The record was just read.
             watched.user = run_record.user(watched.record or watched.cluster.get("ConfigMap", run_record.name_of(name)))
         is_mine = not watched.user or watched.cluster.user() in {"", watched.user}
         notified = ledger.outcomes(notifier.entries_of(watched.record))
-        return RunContext(user=watched.user, is_mine=is_mine, attended=False, notified=notified, missing_objects=missing_objects)
+        return RunContext(user=watched.user, is_mine=is_mine, attended=False, notified=notified, missing_objects=missing)
 
     def _without_jobs(self, watched: _WatchedRun, name: str) -> RunStatus:
         cluster = watched.cluster
         if watched.without_jobs and watched.without_jobs[0] is watched.status_reader.snapshot:
             return watched.without_jobs[1]
-        status = ended_status.status(cluster, watched.status_reader.snapshot, self._log_directory(cluster, name), self._ended.get(name))
+        status = status_without_jobs.status(
+            cluster, watched.status_reader.snapshot, self._log_directory(cluster, name), self._ended.get(name)
+        )
         if status is None and watched.last is not None:  # it existed a moment ago
             raise LauncherError(
                 f"nothing is left of the run {name} in {cluster.description()}: all its objects, or the namespace, were deleted",
@@ -194,7 +198,7 @@ class KubernetesBackend:
                 if others
                 else "start one with `launcher up FILE --on kubernetes`",
             )
-        if status.state is State.UNKNOWN and watched.record_watch is not None:  # not for a list of all runs
+        if status.state is State.UNKNOWN and watched.missing_objects_watch is not None:  # not for a list of all runs
             status = self._status_of_expired(watched, name, status)
         watched.without_jobs = watched.status_reader.snapshot, status
         return status
@@ -221,7 +225,7 @@ class KubernetesBackend:
     def reconcile(self, name: str) -> list[str]:
         """Mark pods of lost nodes as failed, end a run that does not start in time, free the nodes of a failed run."""
         watched = self._watched(name)
-        notes: list[str] = []
+        messages: list[str] = []
         try:
             self._finalize_start(watched)
             with watched.lock:
@@ -230,17 +234,17 @@ class KubernetesBackend:
                 if is_new:
                     watched.reconciled = snapshot
             if is_new and status is not None:
-                self._reconcile(watched, name, snapshot, status, notes)
+                self._reconcile(watched, name, snapshot, status, messages)
             if status is not None:  # last: a failure here must not keep the run from being reconciled
-                notes.extend(self._notifier(name).send_due(status))
+                messages.extend(self._notifier(name).send_due(status))
         except TransientError as error:
             watched.reconciled = None  # the cluster does not answer; reconcile once it does
             if isinstance(error, WebhookError) and error.message != watched.webhook_error:  # else `status` reports it
                 watched.webhook_error = error.message
-                notes.append(f"{error.message}: {error.remedy}")
+                messages.append(f"{error.message}: {error.remedy}")
         except LauncherError as error:  # a failure to reconcile must not end the run
-            notes.append(f"{error.message}: {error.remedy}")
-        return notes
+            messages.append(f"{error.message}: {error.remedy}")
+        return messages
 
     def finish(self, name: str) -> Iterator[str]:
         """Wait until people were notified of a run's end, if that is up to this process; yield failures."""
@@ -282,19 +286,19 @@ class KubernetesBackend:
                 raise
             watched.start = None
 
-    def _reconcile(self, watched: _WatchedRun, name: str, snapshot: ClusterSnapshot, status: RunStatus, notes: list[str]) -> None:
+    def _reconcile(self, watched: _WatchedRun, name: str, snapshot: RunSnapshot, status: RunStatus, messages: list[str]) -> None:
         if watched.reconciler is None:
             watched.spec = self.spec(name) or {}
             logs = PodLogs(watched.cluster, self._log_directory(watched.cluster, name))
             watched.reconciler = reconcile.Reconciler(watched.cluster, name, self._limit(watched, "node_lost"), logs.new_lines)
-        notes.extend(watched.reconciler.reconcile(snapshot, status))
+        messages.extend(watched.reconciler.reconcile(snapshot, status))
         failure = watched.reconciler.give_up_reason(snapshot, status, self._limit(watched, "start_timeout"))
         if failure and status.state not in ENDED and watched.status_reader.is_unchanged():
-            notes.append(failure)
+            messages.append(failure)
             failed = status.with_end(State.FAILED, failure, watched.cluster.now())
             teardown.stop(watched.cluster, failed, name, PodLogs(watched.cluster, self._log_directory(watched.cluster, name)), now=False)
             self._forget(name)
-        elif status.state in {State.SUCCEEDED, State.FAILED} and not run_record.start_in_progress(watched.record, watched.cluster.now()):
+        elif status.state in {State.SUCCEEDED, State.FAILED} and not run_record.starting_launcher(watched.record, watched.cluster.now()):
             # Not if its Jobs are suspended: it may continue. During another start they are those of the start before.
             run_record.write_end(watched.cluster, status, run_record.start_of(watched.record))
 
@@ -389,7 +393,7 @@ class KubernetesBackend:
         run_objects.remove(cluster, name)
         run = self._run_of_record(name)
         if run is not None and run.options.claim is not None:
-            helper_pod.remove(cluster, run)
+            helper_pod.delete_directory(cluster, run)
         else:
             claim = cluster.get("PersistentVolumeClaim", name)
             is_other = claim is not None and claim["metadata"].get("labels", {}).get(INSTANCE_LABEL) != name
@@ -458,7 +462,7 @@ class KubernetesBackend:
         if name not in self._watched_runs:
             cluster = self._cluster(name)
             self._watched_runs[name] = _WatchedRun(
-                cluster, status_source.StatusReader(cluster, name), inventory.MissingObjectsWatch(cluster, name)
+                cluster, status_source.StatusReader(cluster, name), missing_objects.MissingObjectsWatch(cluster, name)
             )
         return self._watched_runs[name]
 

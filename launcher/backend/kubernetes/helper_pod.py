@@ -42,7 +42,7 @@ def rename_directory(cluster: Cluster, run: Run, new_name: str) -> None:
     )
 
 
-def remove(cluster: Cluster, run: Run) -> None:
+def delete_directory(cluster: Cluster, run: Run) -> None:
     """Remove the run's directory from a shared volume; do nothing if the claim does not exist."""
     if cluster.get("PersistentVolumeClaim", run.claim) is not None:
         _run_command(cluster, run, ["rm", "-rf", f"{CONTAINER_RUNS}/{run.name}"], "deleting its data", _PROBLEM_TIMEOUTS)

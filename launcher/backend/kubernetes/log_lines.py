@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from launcher.backend.kubernetes import attendant_notes, status_source
+from launcher.backend.kubernetes import attendant_annotations, status_source
 from launcher.backend.kubernetes.client import Cluster, Object
 from launcher.backend.kubernetes.errors import TransientError, run_unreachable
 from launcher.backend.kubernetes.pod_logs import PodLogs, store_last, stored_lines
@@ -97,7 +97,7 @@ def follow(
 def _store_attendant_lines(cluster: Cluster, run: str, directory: Path) -> None:
     """Store on this machine the last lines that the run's attendant has saved of deleted pods; nothing if its Job cannot be read."""
     with contextlib.suppress(LauncherError):
-        for pod in attendant_notes.deleted_pods(cluster.get("Job", f"{run}-{ATTENDANT}")):
+        for pod in attendant_annotations.deleted_pods(cluster.get("Job", f"{run}-{ATTENDANT}")):
             store_last(directory, pod.task, pod.name, pod.lines)
 
 

@@ -1,4 +1,4 @@
-"""Notifies people of a run on Kubernetes. Any number of watchers send each message once: a note on the record, or else on the attendant's Job, lists those sent."""
+"""Notifies people of a run on Kubernetes. Any number of watchers send each message once: an annotation of the record, or else of the attendant's Job, lists those sent."""
 
 import base64
 import dataclasses
@@ -20,10 +20,10 @@ from launcher.render.kubernetes.objects import ATTENDANT
 from launcher.runs.status import RunStatus
 from launcher.spec.notification import Webhook
 
-NOTE = "tf-launcher/notified"
+NOTIFIED_ANNOTATION = "tf-launcher/notified"
 _SENDER_MARGIN = 90.0  # seconds after a sender's own time after which it counts as dead
 _STALL_CHECK_INTERVAL = 60.0  # seconds between two checks whether to report a stall again
-_RETRY_INTERVAL = 1.0  # seconds, after another watcher has changed the note
+_RETRY_INTERVAL = 1.0  # seconds, after another watcher has changed the annotation
 _POLL_INTERVAL = 0.1
 
 # The channels by which people are notified, by kind: a function that opens one, or raises NoChannelError.
@@ -58,13 +58,13 @@ class Notifier:
         """Try each message for `seconds`; `channels` is called when one is due."""
         self._cluster, self._run, self._seconds, self._channels = cluster, run, seconds, channels
         self._due = DueMessages()
-        self._sent: list[_InFlight] = []
+        self._in_flight: list[_InFlight] = []
         self._next: dict[_Delivery, float] = {}  # when to retry, of time.monotonic
 
     @property
     def busy(self) -> bool:
         """Whether a message is being sent, or the one about the run's end is still to be sent, by this or another watcher."""
-        return bool(self._sent) or any(at < math.inf for delivery, at in self._next.items() if not delivery.stalled_tasks)
+        return bool(self._in_flight) or any(at < math.inf for delivery, at in self._next.items() if not delivery.stalled_tasks)
 
     def send_due(self, status: RunStatus) -> Iterator[str]:
         """Send the messages that are due, and record the outcomes of earlier ones; yield failures. Raises LauncherError; may be called again then."""
@@ -82,17 +82,17 @@ class Notifier:
 
     def record_outcomes(self) -> Iterator[str]:
         """Record the outcomes of messages that are being sent; yield failures. Raises LauncherError; may be called again then."""
-        for in_flight in list(self._sent):
+        for in_flight in list(self._in_flight):
             in_flight.outcome = in_flight.outcome or in_flight.sender.outcome()
             if in_flight.outcome is not None and self._record(in_flight, in_flight.outcome):
-                self._sent.remove(in_flight)
+                self._in_flight.remove(in_flight)
                 if in_flight.outcome["state"] == ledger.FAILED:
                     yield str(in_flight.outcome["words"])
 
     def finish(self, status: RunStatus) -> Iterator[str]:
         """Wait for the messages that are being sent, until their time is up."""
         until, is_due_soon = time.monotonic() + self._seconds + _SENDER_MARGIN, True
-        while (self._sent or is_due_soon) and time.monotonic() < until:
+        while (self._in_flight or is_due_soon) and time.monotonic() < until:
             with suppress(TransientError):  # retried
                 yield from self.send_due(status)
                 is_due_soon = any(at <= time.monotonic() + _RETRY_INTERVAL for at in self._next.values())
@@ -100,18 +100,18 @@ class Notifier:
 
     def _send(self, message: Message, kind: str, open_channel: Callable[[], Channel]) -> float:
         """Send a message unless another watcher does; return the seconds until a retry, infinity for none."""
-        holder = self._note_holder()
-        if holder is None:
+        annotated = self._annotated_object()
+        if annotated is None:
             return math.inf  # the run is deleted
-        now, entries = self._cluster.now(), entries_of(holder[1])
+        now, entries = self._cluster.now(), entries_of(annotated[1])
         wait = ledger.wait_time(entries, message, kind, now)
         if wait != 0.0:
             return math.inf if wait is None else wait
         channel = open_channel()
-        if not self._write(holder, ledger.with_claim(entries, message, kind, now, self._seconds + _SENDER_MARGIN)):
+        if not self._write(annotated, ledger.with_claim(entries, message, kind, now, self._seconds + _SENDER_MARGIN)):
             return _RETRY_INTERVAL
         try:
-            self._sent.append(_InFlight(message, kind, SenderProcess(channel.request(message, self._seconds))))
+            self._in_flight.append(_InFlight(message, kind, SenderProcess(channel.request(message, self._seconds))))
         except OSError as error:
             raise NoChannelError(
                 f"the process that sends it cannot be started ({error.strerror})", "see what this machine lacks"
@@ -119,16 +119,16 @@ class Notifier:
         return math.inf
 
     def _record(self, in_flight: _InFlight, outcome: ledger.Entry) -> bool:
-        """Record the outcome of a message; return False if another watcher has changed the note at the same time."""
-        holder = self._note_holder()
-        entries = entries_of(holder[1] if holder else None)
-        if holder is None or not ledger.has_entry(entries, in_flight.message, in_flight.kind):
+        """Record the outcome of a message; return False if another watcher has changed the annotation at the same time."""
+        annotated = self._annotated_object()
+        entries = entries_of(annotated[1] if annotated else None)
+        if annotated is None or not ledger.has_entry(entries, in_flight.message, in_flight.kind):
             return True  # the run is deleted, or was started again with new entries
         changes = {key: outcome[key] for key in ("state", "words")} | {"at": self._cluster.now()}
-        return self._write(holder, ledger.with_entry(entries, in_flight.message, in_flight.kind, changes))
+        return self._write(annotated, ledger.with_entry(entries, in_flight.message, in_flight.kind, changes))
 
-    def _note_holder(self) -> tuple[str, Object] | None:
-        """Return kind and content of the object that has the note, the same for every watcher.
+    def _annotated_object(self) -> tuple[str, Object] | None:
+        """Return kind and content of the object with the annotation, the same for every watcher.
 
         It is the record, if a launcher has created one: `kubernetes.ttl` deletes the attendant's Job.
         """
@@ -137,10 +137,13 @@ class Notifier:
                 return kind, existing
         return None
 
-    def _write(self, holder: tuple[str, Object], entries: Sequence[ledger.Entry]) -> bool:
-        """Write the note; return False if the object was changed since it was read."""
-        kind, existing = holder
-        metadata = {"resourceVersion": existing["metadata"].get("resourceVersion"), "annotations": {NOTE: as_json(list(entries))}}
+    def _write(self, annotated: tuple[str, Object], entries: Sequence[ledger.Entry]) -> bool:
+        """Write the annotation; return False if the object was changed since it was read."""
+        kind, existing = annotated
+        metadata = {
+            "resourceVersion": existing["metadata"].get("resourceVersion"),
+            "annotations": {NOTIFIED_ANNOTATION: as_json(list(entries))},
+        }
         try:
             self._cluster.patch(kind, existing["metadata"]["name"], {"metadata": metadata})
         except LauncherError as error:
@@ -150,10 +153,10 @@ class Notifier:
         return True
 
 
-def entries_of(holder: Object | None) -> list[ledger.Entry]:
-    """Return the entries of messages in the note on an object."""
+def entries_of(annotated: Object | None) -> list[ledger.Entry]:
+    """Return the entries of messages in the annotation of an object."""
     try:
-        listed = json.loads(annotation(holder, NOTE)) if holder else []
+        listed = json.loads(annotation(annotated, NOTIFIED_ANNOTATION)) if annotated else []
         return [dict(entry) for entry in listed if {"key", "since", "at", "state"} <= entry.keys()]
     except (AttributeError, TypeError, ValueError):
         return []

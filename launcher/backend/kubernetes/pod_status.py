@@ -49,7 +49,7 @@ _UNITS = ((86400, "d"), (3600, "h"), (60, "m"), (1, "s"))
 
 
 @dataclass(frozen=True)
-class ClusterSnapshot:
+class RunSnapshot:
     """Objects of one run from the API: its Jobs, the pods of its tasks, its claims, and the namespace's events.
 
     `past_attempts` has by task the attempts whose pods were deleted. `jobset` is the JobSet that has created the Jobs and knows whether they have ended
@@ -82,17 +82,17 @@ class Reason:
     code: str = ""
 
 
-def status(snapshot: ClusterSnapshot, now: float) -> RunStatus:
+def status(snapshot: RunSnapshot, now: float) -> RunStatus:
     """Return the status of a run at `now`, seconds since the epoch, from its objects only."""
     return run_status(snapshot, tasks(snapshot, now), TaskEvents(""), RunContext())
 
 
-def tasks(snapshot: ClusterSnapshot, now: float) -> tuple[TaskStatus, ...]:
+def tasks(snapshot: RunSnapshot, now: float) -> tuple[TaskStatus, ...]:
     """Return the statuses of a run's tasks, from its objects only."""
     return tuple(task for job in _by_role(snapshot.jobs) for task in _tasks(snapshot, job, now))
 
 
-def run_status(snapshot: ClusterSnapshot, pod_statuses: tuple[TaskStatus, ...], task_events: TaskEvents, context: RunContext) -> RunStatus:
+def run_status(snapshot: RunSnapshot, pod_statuses: tuple[TaskStatus, ...], task_events: TaskEvents, context: RunContext) -> RunStatus:
     """Return the status of a run from its objects, the events of its tasks and the facts of `context`."""
     tasks = task_events.statuses(pod_statuses)
     state, reason = _run_state(snapshot, pod_statuses, tasks, trains=task_events.progress.ready)
@@ -118,7 +118,7 @@ def _by_role(jobs: Sequence[Object]) -> list[Object]:
 
 
 def _run_state(
-    snapshot: ClusterSnapshot, pod_statuses: tuple[TaskStatus, ...], tasks: tuple[TaskStatus, ...], *, trains: bool
+    snapshot: RunSnapshot, pod_statuses: tuple[TaskStatus, ...], tasks: tuple[TaskStatus, ...], *, trains: bool
 ) -> tuple[State, Reason]:
     jobs = _by_role(snapshot.jobs)
     if snapshot.jobset and condition(snapshot.jobset, "Completed"):
@@ -140,7 +140,7 @@ def _run_state(
     return _underway(_pending_reason(snapshot, pod_statuses), pod_statuses, tasks, trains=trains)
 
 
-def _pending_reason(snapshot: ClusterSnapshot, pod_statuses: Sequence[TaskStatus]) -> Reason:
+def _pending_reason(snapshot: RunSnapshot, pod_statuses: Sequence[TaskStatus]) -> Reason:
     """Return why a task is pending: a problem with the run's claims if there is one, else the pod's own reason; empty if no task is pending."""
     waiting = [task for task in pod_statuses if task.state is State.PENDING]
     claims = (diagnosis.diagnose_claim(claim, snapshot.events_of(claim)) for claim in snapshot.claims if waiting)
@@ -167,12 +167,12 @@ def _underway(pending: Reason, pod_statuses: Sequence[TaskStatus], tasks: Sequen
     return State.PENDING, pending if pending.text else next(waiting, pending)
 
 
-def has_leader(snapshot: ClusterSnapshot, job: Object) -> bool:
+def has_leader(snapshot: RunSnapshot, job: Object) -> bool:
     """Return whether a Job is that of the leader: the chief, or worker-0."""
     return role_of(job) == role_rules.leading_role_name(map(role_of, snapshot.jobs))
 
 
-def succeeded_at(snapshot: ClusterSnapshot) -> float | None:
+def succeeded_at(snapshot: RunSnapshot) -> float | None:
     """Return when the last required Job of a user's program was complete; None while one is not."""
     required = [
         job
@@ -183,7 +183,7 @@ def succeeded_at(snapshot: ClusterSnapshot) -> float | None:
     return max((time for time in ended if time is not None), default=None) if None not in ended else None
 
 
-def _completed_at(snapshot: ClusterSnapshot, job: Object) -> float | None:
+def _completed_at(snapshot: RunSnapshot, job: Object) -> float | None:
     """Return a Job's completion time; for a leader's Job that is ended with the run, the end of its first task."""
     if condition(job, "Complete"):
         return parse_rfc3339(job["status"].get("completionTime"))
@@ -191,7 +191,7 @@ def _completed_at(snapshot: ClusterSnapshot, job: Object) -> float | None:
     if not annotation(job, SECONDS_AFTER_RUN) or not has_leader(snapshot, job) or not first:
         return None
     pods = [pod for pod in snapshot.pods if role_of(pod) == role_of(job) and _index(pod) == 0]
-    return max((finished(pod) or 0.0 for pod in pods), default=0.0)
+    return max((finished_at(pod) or 0.0 for pod in pods), default=0.0)
 
 
 def annotation(job: Object, key: str) -> str:
@@ -199,7 +199,7 @@ def annotation(job: Object, key: str) -> str:
     return str((job["metadata"].get("annotations") or {}).get(key, ""))
 
 
-def _failure_reason(snapshot: ClusterSnapshot, tasks: Iterable[TaskStatus]) -> Reason:
+def _failure_reason(snapshot: RunSnapshot, tasks: Iterable[TaskStatus]) -> Reason:
     """Return why a run has failed: the first task to fail, its attempt, and its failure."""
     job = min((job for job in snapshot.jobs if condition(job, "Failed")), key=_failed_at, default=snapshot.jobset or {"metadata": {}})
     found = condition(job, "Failed") or {}
@@ -230,7 +230,7 @@ def _failure_order(task: TaskStatus) -> tuple[bool, float]:
     return task.exit_code in _CONSEQUENTIAL_CODES, math.inf if task.ended is None else task.ended
 
 
-def _tasks(snapshot: ClusterSnapshot, job: Object, now: float) -> Iterable[TaskStatus]:
+def _tasks(snapshot: RunSnapshot, job: Object, now: float) -> Iterable[TaskStatus]:
     role = _label(job, COMPONENT_LABEL)
     pods: dict[int, list[Object]] = {}
     for pod in snapshot.pods:
@@ -241,7 +241,7 @@ def _tasks(snapshot: ClusterSnapshot, job: Object, now: float) -> Iterable[TaskS
         yield _task(snapshot, job, role_rules.task_name(role, index), attempts, now)  # type: ignore[arg-type]  # a label is one of the roles
 
 
-def _task(snapshot: ClusterSnapshot, job: Object, name: str, attempts: list[Object], now: float) -> TaskStatus:
+def _task(snapshot: RunSnapshot, job: Object, name: str, attempts: list[Object], now: float) -> TaskStatus:
     ended = sorted([*snapshot.past_attempts.get(name, ()), *map(ended_attempt, attempts[:-1])], key=lambda attempt: attempt.time)
     restarts = tuple(dataclasses.replace(attempt, attempt=number) for number, attempt in enumerate(ended, 1))
     if not attempts:
@@ -264,7 +264,7 @@ def _task(snapshot: ClusterSnapshot, job: Object, name: str, attempts: list[Obje
         restarts_left=_restarts_left(job, pod),
         exit_code=exit_code(pod),
         started=parse_rfc3339(pod.get("status", {}).get("startTime")),
-        ended=finished(pod),
+        ended=finished_at(pod),
     )
     if status.state is State.RESTARTING:
         return dataclasses.replace(status, restarts=(*restarts, ended_attempt(pod, len(restarts) + 1)))
@@ -322,7 +322,7 @@ def _reason(pod: Object, phase: str, found: Diagnosis | None, now: float) -> str
     return f"{waited}{found.message}"
 
 
-def _without_pod(snapshot: ClusterSnapshot, job: Object, name: str) -> TaskStatus:
+def _without_pod(snapshot: RunSnapshot, job: Object, name: str) -> TaskStatus:
     if condition(job, "Complete"):
         return TaskStatus(name, State.SUCCEEDED)
     if condition(job, "Failed"):
@@ -371,7 +371,7 @@ def job_has_ended(job: Object) -> bool:
     return bool(condition(job, "Complete") or condition(job, "Failed"))
 
 
-def launcher_created_jobset(snapshot: ClusterSnapshot) -> bool:
+def launcher_created_jobset(snapshot: RunSnapshot) -> bool:
     """Return whether the launcher has created the run's JobSet: then it is deleted with the run."""
     return snapshot.jobset is not None and _label(snapshot.jobset, INSTANCE_LABEL) == snapshot.name
 
@@ -381,7 +381,7 @@ def queue_of(thing: Object) -> str:
     return _label(thing, QUEUE_LABEL)
 
 
-def queue_reason(snapshot: ClusterSnapshot, job: Object | None = None) -> str:
+def queue_reason(snapshot: RunSnapshot, job: Object | None = None) -> str:
     """Return for which queue a suspended Job, or its JobSet, waits, and why it is not admitted; empty without a queue."""
     found = [controller for controller in (job, snapshot.jobset) if controller and queue_of(controller)]  # a JobSet is admitted as a whole
     if not found:
@@ -432,7 +432,7 @@ def exit_code(pod: Object) -> int | None:
     return _terminated(pod).get("exitCode")
 
 
-def finished(pod: Object) -> float | None:
+def finished_at(pod: Object) -> float | None:
     """Return when a pod's container ended, in seconds since the epoch."""
     return parse_rfc3339(_terminated(pod).get("finishedAt"))
 

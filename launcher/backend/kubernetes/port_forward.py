@@ -26,7 +26,7 @@ _POLL_INTERVAL = 0.5
 
 
 def await_tensorboard(cluster: Cluster, run: str) -> None:
-    """Wait until a run's TensorBoard is ready, or its pod has a problem. Raises the errors of `pod_of`.
+    """Wait until a run's TensorBoard is ready, or its pod has a problem. Raises the errors of `tensorboard_pod`.
 
     A TensorBoard whose node was drained waits for the node of the run's tasks. If these have ended, remove its pod affinity, so that any node can
     run it, and wait as long again, whatever its old pod reports. An evaluator that was drained with it, and has no other pod to follow, then
@@ -54,7 +54,7 @@ def await_tensorboard(cluster: Cluster, run: str) -> None:
             print(message, file=sys.stderr, flush=True)
             announced = True
         time.sleep(_POLL_INTERVAL)
-    pod_of(cluster, run)
+    tensorboard_pod(cluster, run)
 
 
 def _has_tensorboard(cluster: Cluster, run: str) -> bool:
@@ -73,7 +73,7 @@ def _only_followers_left(cluster: Cluster, run: str, pods: Sequence[Object]) -> 
     return any(pod_status.condition(job, "Failed") for job in jobs) or all(pod_status.role_of(job) in waiting for job in unfinished)
 
 
-def pod_of(cluster: Cluster, run: str) -> Object:
+def tensorboard_pod(cluster: Cluster, run: str) -> Object:
     """Return the ready pod of a run's TensorBoard.
 
     Raises UsageError if the run has none, LauncherError with the reason if it is not ready.
@@ -120,7 +120,7 @@ class Forward:
 
     def _opened(self) -> contextlib.AbstractContextManager[Any]:
         """Open a connection to the pod that TensorBoard has now: it may have been replaced since the last connection."""
-        return contextlib.closing(connected(self._cluster, pod_of(self._cluster, self._run)["metadata"]["name"], TENSORBOARD_PORT))
+        return contextlib.closing(connected(self._cluster, tensorboard_pod(self._cluster, self._run)["metadata"]["name"], TENSORBOARD_PORT))
 
 
 def connected(cluster: Cluster, pod: str, port: int) -> Any:

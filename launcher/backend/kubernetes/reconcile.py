@@ -12,7 +12,7 @@ from launcher.backend.kubernetes import diagnosis, pod_status
 from launcher.backend.kubernetes.client import Cluster, status_of
 from launcher.backend.kubernetes.errors import ForbiddenError
 from launcher.backend.kubernetes.object_fields import is_active, is_being_deleted, phase
-from launcher.backend.kubernetes.pod_status import ClusterSnapshot, Object, node_of, task_of
+from launcher.backend.kubernetes.pod_status import Object, RunSnapshot, node_of, task_of
 from launcher.errors import LauncherError
 from launcher.render.kubernetes.objects import SECONDS_AFTER_RUN, TASK_LABEL, VOLUME_LABEL
 from launcher.runs.status import RunStatus, State
@@ -62,7 +62,7 @@ def deleted_since(pod: Object) -> float | None:
     return due if diagnosis.is_evicted_by_taint(pod) else None
 
 
-def unfinished_jobs(snapshot: ClusterSnapshot, now: float) -> list[tuple[Object, int]]:
+def unfinished_jobs(snapshot: RunSnapshot, now: float) -> list[tuple[Object, int]]:
     """Return the Jobs to end after the run's success, since their programs have not ended by themselves in time. Pure.
 
     Each comes with the number of tasks to keep: 1 if its first task is the leader, else 0.
@@ -79,7 +79,7 @@ def unfinished_jobs(snapshot: ClusterSnapshot, now: float) -> list[tuple[Object,
     return [(job, remaining) for job, remaining in found if job["spec"].get("completions") != remaining]  # else already scaled down
 
 
-def start_timeout_exceeded(status: RunStatus, snapshot: ClusterSnapshot, now: float, start_timeout: float) -> str:
+def start_failure(status: RunStatus, snapshot: RunSnapshot, now: float, start_timeout: float) -> str:
     """Return the reason to end a run that has not started within `start_timeout` seconds; empty while it may continue. Pure.
 
     Time counts from when the queue admitted a Job. A pod that was created later than the first ones is taken for the replacement of one that ran.
@@ -95,7 +95,7 @@ def start_timeout_exceeded(status: RunStatus, snapshot: ClusterSnapshot, now: fl
     return f"not started within limits.start_timeout ({start_timeout:.0f} s)" + (f": {status.reason}" if status.reason else "")
 
 
-def evicted_too_often(snapshot: ClusterSnapshot) -> str:
+def eviction_failure(snapshot: RunSnapshot) -> str:
     """Return the reason to end a run if a task exceeded its limits and was evicted more often than it may fail; else an empty text. Pure.
 
     The Job does not count such a pod (exit code 143) if the spec sets no storage limit and either the pod has no
@@ -133,11 +133,11 @@ class Reconciler:
         self._pending_since: float | None = None  # of time.monotonic, since it last was in another state
         self._ran = False
 
-    def give_up_reason(self, snapshot: ClusterSnapshot, status: RunStatus, start_timeout: float) -> str:
+    def give_up_reason(self, snapshot: RunSnapshot, status: RunStatus, start_timeout: float) -> str:
         """Return the reason to end a run that has not ended: it has not started in time, or a task was evicted too often; else an empty text."""
-        return self.start_timeout_reason(snapshot, status, start_timeout) or evicted_too_often(snapshot)
+        return self.start_failure_seen(snapshot, status, start_timeout) or eviction_failure(snapshot)
 
-    def start_timeout_reason(self, snapshot: ClusterSnapshot, status: RunStatus, start_timeout: float) -> str:
+    def start_failure_seen(self, snapshot: RunSnapshot, status: RunStatus, start_timeout: float) -> str:
         """Return the reason to end the run if it was seen waiting for `start_timeout` seconds without a start; else an empty text."""
         now = time.monotonic()
         was_restarted = snapshot.jobset and snapshot.jobset.get("status", {}).get("restarts")
@@ -148,13 +148,9 @@ class Reconciler:
             self._pending_since = None
             return ""
         self._pending_since = self._pending_since or now
-        return (
-            start_timeout_exceeded(status, snapshot, self._cluster.now(), start_timeout)
-            if now - self._pending_since >= start_timeout
-            else ""
-        )
+        return start_failure(status, snapshot, self._cluster.now(), start_timeout) if now - self._pending_since >= start_timeout else ""
 
-    def reconcile(self, snapshot: ClusterSnapshot, status: RunStatus) -> Iterator[str]:
+    def reconcile(self, snapshot: RunSnapshot, status: RunStatus) -> Iterator[str]:
         """Do the work that is due; yield what was done, or what blocks the run. Raises LauncherError."""
         yield from self._problems(status)
         for pod in lost_pods(snapshot.pods, self._cluster.now(), self._lost_after):
@@ -169,7 +165,7 @@ class Reconciler:
             self._cluster.patch("Job", name, {"spec": {"parallelism": remaining, "completions": remaining}})
             yield f"{name} is ended, because the run has succeeded"
 
-    def _keep_logs_of(self, job: Object, snapshot: ClusterSnapshot) -> None:
+    def _keep_logs_of(self, job: Object, snapshot: RunSnapshot) -> None:
         if self._keep_logs is not None:
             self._keep_logs([pod for pod in snapshot.pods if pod_status.role_of(pod) == pod_status.role_of(job)])
 
@@ -205,7 +201,7 @@ class Reconciler:
             return ""
         return f"{task_of(pod)}: the node {node} is lost; its pod {name} was marked as failed, and is replaced"
 
-    def _suspend_jobs(self, snapshot: ClusterSnapshot) -> Iterator[str]:
+    def _suspend_jobs(self, snapshot: RunSnapshot) -> Iterator[str]:
         """Suspend the active Jobs of a failed run: their pods end, and the Jobs keep their status.
 
         Jobs of a controller, such as a JobSet, are left alone: it ends them, or restarts all of them.

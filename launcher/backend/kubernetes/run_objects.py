@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 
 from launcher import images
-from launcher.backend.kubernetes import admission, helper_pod, inventory, pod_status, run_record, status_source, storage_classes
+from launcher.backend.kubernetes import admission, helper_pod, missing_objects, pod_status, run_record, status_source, storage_classes
 from launcher.backend.kubernetes.client import Cluster, Object, status_of
 from launcher.backend.kubernetes.object_fields import is_being_deleted
 from launcher.backend.kubernetes.reconcile import lost_pods
@@ -154,7 +154,7 @@ def existing_objects(cluster: Cluster, run: str) -> list[ObjectRef]:
         if pod_status.controller_of([thing]) is None
     ]
     record = cluster.get("ConfigMap", run_record.name_of(run))
-    unlabelled = inventory.read(cluster, [ref for ref in inventory.recorded_objects(record) if ref not in found])
+    unlabelled = missing_objects.read(cluster, [ref for ref in missing_objects.recorded_objects(record) if ref not in found])
     found += [ref for ref, thing in unlabelled.items() if thing is not None]
     return sorted((ref for ref in found if ref.name != run_record.name_of(run)), key=lambda ref: OWNED.index(ref.kind))
 
@@ -169,10 +169,10 @@ def remove(cluster: Cluster, run: str, existing: Iterable[ObjectRef] | None = No
     for ref in existing_objects(cluster, run) if existing is None else existing:
         delete(cluster, ref)
     helper_pod.delete_finished(cluster, run)
-    await_ended(cluster, run, DELETE_TIMEOUT)
+    await_pods_deleted(cluster, run, DELETE_TIMEOUT)
 
 
-def await_ended(cluster: Cluster, run: str, within: float, on_poll: Callable[[], object] | None = None) -> list[pod_status.Object]:
+def await_pods_deleted(cluster: Cluster, run: str, within: float, on_poll: Callable[[], object] | None = None) -> list[pod_status.Object]:
     """Wait until all pods of a run whose Jobs were deleted are gone, calling `on_poll`. Raises LauncherError with those that remain.
 
     Pods of lost nodes are deleted by force after `within` seconds, or as soon as only such pods remain and their grace period ended a minute ago:
@@ -230,7 +230,7 @@ def delete_old_jobs(cluster: Cluster, run: str, on_poll: Callable[[], object]) -
     for job in jobs:
         delete(cluster, job)
     if jobs:
-        await_ended(cluster, run, DELETE_TIMEOUT, on_poll)
+        await_pods_deleted(cluster, run, DELETE_TIMEOUT, on_poll)
     await_workloads_deleted(cluster, run, on_poll)
 
 

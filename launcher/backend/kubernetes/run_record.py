@@ -25,8 +25,8 @@ RECORD_COMPONENT = "record"
 _SPEC, _STATUS, _STOPPING, _START, _CLAIM, _USER = "spec.json", "status.json", "stopping.json", "start", "claim", "user"
 _OBJECTS, _DIGEST = "made.json", "digest"  # the digest of the spec, as on the Jobs and in run.json
 # The record's annotation with the lease while a launcher starts the run. It expires after these seconds of the cluster's clock: the launcher was killed.
-_STARTING = "tf-launcher/starting"
-_START_TIMEOUT = 600.0
+_LEASE_ANNOTATION = "tf-launcher/starting"
+_LEASE_DURATION = 600.0
 _OTHER_START_REMEDY = "see `launcher status`; if that launcher is gone, run `launcher down`, then start the run"
 # Fields of a status that depend on its reader and on the time.
 _VIEWER_FIELDS = frozenset({"data_lost", "missing", "user", "mine", "attended", "notified"})
@@ -51,26 +51,26 @@ class LeaseLostError(LauncherError):
 
 @dataclass(frozen=True)
 class StartLease:
-    """The lease that keeps every other launcher out while one starts a run. `before` is the record to restore on failure, None to delete it."""
+    """The lease that keeps every other launcher out while one starts a run. `previous_record` is to be restored on failure; None to delete the record."""
 
     run: str
     id: str
-    before: Object | None
+    previous_record: Object | None
 
 
 def refuse_if_starting(cluster: Cluster, run: str, record: Object | None) -> None:
     """Raise UsageError if another launcher is starting the run."""
-    if message := start_in_progress(record, cluster.now()):
+    if message := starting_launcher(record, cluster.now()):
         raise UsageError(f"{run} in {cluster.description()} is being {message}", _OTHER_START_REMEDY)
 
 
-def new_lease(cluster: Cluster, run: Run, before: Object | None, ended: RunStatus | None) -> StartLease:
+def new_lease(cluster: Cluster, run: Run, previous_record: Object | None, ended: RunStatus | None) -> StartLease:
     """Return a new lease, with the current record to restore, completed by how the run `ended` if that is not recorded."""
     if ended is not None:
-        current = before or _manifest(cluster, run, {})
+        current = previous_record or _manifest(cluster, run, {})
         data = {key: text for key, text in (current.get("data") or {}).items() if key != _STOPPING}  # both might not fit
-        before = {**current, "data": {**data, _STATUS: dumped(ended)}}
-    return StartLease(run.name, uuid.uuid4().hex, before)
+        previous_record = {**current, "data": {**data, _STATUS: status_to_json(ended)}}
+    return StartLease(run.name, uuid.uuid4().hex, previous_record)
 
 
 def acquire(cluster: Cluster, run: Run, lease: StartLease) -> bool:
@@ -78,7 +78,7 @@ def acquire(cluster: Cluster, run: Run, lease: StartLease) -> bool:
 
     May be called again if the cluster did not answer.
     """
-    record = _annotated(lease.before or _manifest(cluster, run, {}), {_STARTING: _lease_text(lease, cluster.now())})
+    record = _annotated(lease.previous_record or _manifest(cluster, run, {}), {_LEASE_ANNOTATION: _lease_text(lease, cluster.now())})
     try:
         if "resourceVersion" in record["metadata"]:
             cluster.replace(record)
@@ -94,19 +94,19 @@ def acquire(cluster: Cluster, run: Run, lease: StartLease) -> bool:
 def write(cluster: Cluster, run: Run, lease: StartLease, spec: dict[str, Any]) -> Object:
     """Write and return the record of a run that starts, in place of an earlier one. Raises LeaseLostError."""
     data = {_SPEC: as_json(spec), _DIGEST: run.plan.spec_digest, _START: lease.id, _USER: cluster.user()}
-    record = _annotated(_manifest(cluster, run, data), {_STARTING: _lease_text(lease, cluster.now())})
-    return _change(cluster, lease, lambda current: _with_claim(record, claim(current) if _is_on_its_claim(run, current) else None))
+    record = _annotated(_manifest(cluster, run, data), {_LEASE_ANNOTATION: _lease_text(lease, cluster.now())})
+    return _change(cluster, lease, lambda current: _with_claim(record, claim_uid(current) if _is_on_its_claim(run, current) else None))
 
 
 def _is_on_its_claim(run: Run, record: Object) -> bool:
     return run.storage is not None and claim_name(run.name, record) == run.claim
 
 
-def write_objects(cluster: Cluster, lease: StartLease, claim: str | None, objects: Sequence[tuple[str, str, str]]) -> None:
+def write_objects(cluster: Cluster, lease: StartLease, claim_uid: str | None, objects: Sequence[tuple[str, str, str]]) -> None:
     """Record the uid of the run's claim, and kind, name and uid of all its other objects. Raises LeaseLostError."""
 
     def with_objects(record: Object) -> Object:
-        return _with_claim({**record, "data": {**record["data"], _OBJECTS: as_json(objects)}}, claim)
+        return _with_claim({**record, "data": {**record["data"], _OBJECTS: as_json(objects)}}, claim_uid)
 
     _change(cluster, lease, with_objects)
 
@@ -118,7 +118,7 @@ def _with_claim(record: Object, uid: str | None) -> Object:
 def empty(cluster: Cluster, lease: StartLease) -> StartLease:
     """Clear the record of the earlier run, which was renamed; return a lease without a record to restore. Raises LeaseLostError."""
     _change(cluster, lease, lambda record: {**record, "data": {}})
-    return dataclasses.replace(lease, before=None)
+    return dataclasses.replace(lease, previous_record=None)
 
 
 def verify(cluster: Cluster, lease: StartLease) -> Object:
@@ -154,7 +154,7 @@ def is_taken_over(cluster: Cluster, lease: StartLease) -> bool:
 def release(cluster: Cluster, lease: StartLease) -> None:
     """Release the lease: the start is complete. Raises LeaseLostError if the run was stopped meanwhile."""
     try:
-        _change(cluster, lease, lambda current: _annotated(current, {_STARTING: None}))
+        _change(cluster, lease, lambda current: _annotated(current, {_LEASE_ANNOTATION: None}))
     except LeaseLostError:
         current = cluster.get("ConfigMap", name_of(lease.run))
         if _lease(current) or start_of(current) != lease.id:
@@ -163,8 +163,8 @@ def release(cluster: Cluster, lease: StartLease) -> None:
 
 def revoke(cluster: Cluster, run: str) -> None:
     """Revoke the lease of the launcher that starts the run, because the run is being stopped."""
-    if _STARTING in _annotations(cluster.get("ConfigMap", name_of(run))):
-        cleared = {"metadata": {"annotations": {_STARTING: None}}, "data": {_START: None}}
+    if _LEASE_ANNOTATION in _annotations(cluster.get("ConfigMap", name_of(run))):
+        cleared = {"metadata": {"annotations": {_LEASE_ANNOTATION: None}}, "data": {_START: None}}
         cluster.patch("ConfigMap", name_of(run), cleared)
 
 
@@ -173,16 +173,15 @@ def undo(cluster: Cluster, lease: StartLease) -> None:
 
     A final status of the previous run that was recorded since is kept, e.g. if it was stopped in order to be moved.
     """
-    before = lease.before
     with contextlib.suppress(LeaseLostError):
         current = verify(cluster, lease)
-        if before is None and (start_of(current) == lease.id or not current.get("data")):
+        if lease.previous_record is None and (start_of(current) == lease.id or not current.get("data")):
             cluster.delete("ConfigMap", name_of(lease.run), uid=current["metadata"]["uid"])
         else:
-            _change(cluster, lease, lambda current: _annotated(_restored_record(lease, current), {_STARTING: None}))
+            _change(cluster, lease, lambda current: _annotated(_restored_record(lease, current), {_LEASE_ANNOTATION: None}))
 
 
-def start_in_progress(record: Object | None, now: float) -> str:
+def starting_launcher(record: Object | None, now: float) -> str:
     """Return which launcher starts a run at `now`, by the cluster's clock, as `started by ...`; empty if no start is in progress, or its launcher is known to be dead."""
     lease = _lease(record)
     try:
@@ -192,7 +191,7 @@ def start_in_progress(record: Object | None, now: float) -> str:
     # Another host or container may have the same name, but its processes are not visible here.
     is_local = lease.get("host") == socket.gethostname() and lease.get("space") == process_identity.pid_namespace()
     is_dead = is_local and _process(lease.get("pid")).get("born") != lease.get("born")
-    return "" if is_dead or age > _START_TIMEOUT else f"started by `launcher up` on {lease.get('host', '?')} since {max(0.0, age):.0f} s"
+    return "" if is_dead or age > _LEASE_DURATION else f"started by `launcher up` on {lease.get('host', '?')} since {max(0.0, age):.0f} s"
 
 
 def owner(record: Object) -> Object:
@@ -210,7 +209,7 @@ def digest(record: Object | None) -> str:
     return str(((record or {}).get("data") or {}).get(_DIGEST, ""))
 
 
-def claim(record: Object | None) -> str | None:
+def claim_uid(record: Object | None) -> str | None:
     """Return the uid of the claim that the run was last started with, or None when it is not known."""
     return ((record or {}).get("data") or {}).get(_CLAIM)
 
@@ -256,17 +255,17 @@ def write_end(cluster: Cluster, status: RunStatus, start: str | None) -> None:
 
     Do nothing if that is recorded, or if the run has no record or was started again since: that record is of the new start.
     """
-    _write_status(cluster, status.name, start, {_STATUS: dumped(status), _STOPPING: None}, lambda record: final(record) is None)
+    _write_status(cluster, status.name, start, {_STATUS: status_to_json(status), _STOPPING: None}, lambda record: final(record) is None)
 
 
 def write_stopping(cluster: Cluster, status: RunStatus, start: str | None) -> None:
     """Record that a start of a run is being stopped, with its final status; do nothing if it has no record or was started again."""
-    _write_status(cluster, status.name, start, {_STOPPING: dumped(status)})
+    _write_status(cluster, status.name, start, {_STOPPING: status_to_json(status)})
 
 
 def update_end(cluster: Cluster, status: RunStatus, start: str | None) -> None:
     """Record how a start of a run has ended in place of an earlier entry; do nothing if it has no record or was started again."""
-    _write_status(cluster, status.name, start, {_STATUS: dumped(status), _STOPPING: None})
+    _write_status(cluster, status.name, start, {_STATUS: status_to_json(status), _STOPPING: None})
 
 
 def _write_status(
@@ -283,7 +282,7 @@ def _write_status(
     _retry_changed(patch)
 
 
-def dumped(status: RunStatus, max_size: int = _MAX_STATUS_SIZE) -> str:
+def status_to_json(status: RunStatus, max_size: int = _MAX_STATUS_SIZE) -> str:
     """Return a status as JSON, without the fields that depend on the user and the time.
 
     If that would be more than `max_size` bytes, tasks lose their restarts, then all but their states, and at last they are left out.
@@ -312,7 +311,7 @@ def _lease_text(lease: StartLease, now: float) -> str:
 
 
 def _lease(record: Object | None) -> dict[str, Any]:
-    return json_object(_annotations(record).get(_STARTING, "")) or {}
+    return json_object(_annotations(record).get(_LEASE_ANNOTATION, "")) or {}
 
 
 def _change(cluster: Cluster, lease: StartLease, change: Callable[[Object], Object]) -> Object:
@@ -340,10 +339,12 @@ def _retry_changed(action: Callable[[], _Result]) -> _Result:
 
 def _restored_record(lease: StartLease, current: Object) -> Object:
     """Return the record to restore: the current one, if this start has not written its own."""
-    if lease.before is None or start_of(current) != lease.id:
+    if lease.previous_record is None or start_of(current) != lease.id:
         return current
-    kept_metadata = {key: value for key, value in lease.before["metadata"].items() if key in {"name", "namespace", "labels", "annotations"}}
-    return {**lease.before, "metadata": {**kept_metadata, "uid": current["metadata"]["uid"]}}
+    kept_metadata = {
+        key: value for key, value in lease.previous_record["metadata"].items() if key in {"name", "namespace", "labels", "annotations"}
+    }
+    return {**lease.previous_record, "metadata": {**kept_metadata, "uid": current["metadata"]["uid"]}}
 
 
 def _annotated(record: Object, annotations: Mapping[str, str | None]) -> Object:
@@ -362,7 +363,7 @@ def _annotations(record: Object | None) -> dict[str, str]:
     return ((record or {}).get("metadata") or {}).get("annotations") or {}
 
 
-def restored(text: str) -> RunStatus | None:
+def status_from_json(text: str) -> RunStatus | None:
     """Return the status from its JSON; None if the text is not a status of this version."""
     try:
         return run_status_of(json.loads(text))
@@ -371,7 +372,7 @@ def restored(text: str) -> RunStatus | None:
 
 
 def _status(record: Object | None, key: str) -> RunStatus | None:
-    return restored(((record or {}).get("data") or {}).get(key, ""))
+    return status_from_json(((record or {}).get("data") or {}).get(key, ""))
 
 
 def _document(record: Object | None, key: str) -> dict[str, Any] | None:

@@ -6,13 +6,13 @@ import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 
-from launcher.backend.kubernetes import attendant_notes, diagnosis, notifier, past_attempts, pod_status, run_record
+from launcher.backend.kubernetes import attendant_annotations, diagnosis, notifier, past_attempts, pod_status, run_record
 from launcher.backend.kubernetes.client import Cluster, Object, claims_of
 from launcher.backend.kubernetes.errors import ForbiddenError
 from launcher.backend.kubernetes.informer import Informer, PollBackoff, versions
 from launcher.backend.kubernetes.object_fields import is_active, is_being_deleted, phase
 from launcher.backend.kubernetes.pod_logs import PodLogs
-from launcher.backend.kubernetes.pod_status import ClusterSnapshot, task_of
+from launcher.backend.kubernetes.pod_status import RunSnapshot, task_of
 from launcher.backend.kubernetes.run_context import RunContext
 from launcher.backend.kubernetes.task_events import TaskEvents
 from launcher.errors import LauncherError
@@ -46,7 +46,7 @@ def pods_of(cluster: Cluster, run: str) -> list[Object]:
     return cluster.list_objects("Pod", {TASK_LABEL: run})
 
 
-def gather(cluster: Cluster, run: str) -> ClusterSnapshot:
+def gather(cluster: Cluster, run: str) -> RunSnapshot:
     """Return the current objects of a run."""
     return RunInformer(cluster, run).snapshot()
 
@@ -58,7 +58,7 @@ class RunInformer:
         self._cluster, self._run = cluster, run
         self._jobs, self._pods = (Informer(cluster, kind, labels_of(run)) for kind in ("Job", "Pod"))
         self._backoff = PollBackoff(_MAX_INTERVAL)
-        self._details = ClusterSnapshot(run, ())  # as last fetched, beside Jobs and pods
+        self._details = RunSnapshot(run, ())  # as last fetched, beside Jobs and pods
         self.attendant: Object | None = None  # its Job, as last seen
 
     def pods(self) -> list[Object]:
@@ -70,7 +70,7 @@ class RunInformer:
         for informer in (self._jobs, self._pods):
             informer.poll_soon()
 
-    def snapshot(self, before: Collection[str] | None = None) -> ClusterSnapshot:
+    def snapshot(self, known_pods: Collection[str] | None = None) -> RunSnapshot:
         """Return the current objects.
 
         Details are fetched when a Job or a pod has changed, and with growing pauses while none changes. They include claims only while a pod does
@@ -83,14 +83,14 @@ class RunInformer:
         if self._backoff.due(versions([*jobs, *pods])):
             try:
                 self._details = self._fetch_details(
-                    jobs, pods, same_pods=before is None or {pod["metadata"]["name"] for pod in pods} == set(before)
+                    jobs, pods, same_pods=known_pods is None or {pod["metadata"]["name"] for pod in pods} == set(known_pods)
                 )
             except LauncherError:
                 self._backoff = PollBackoff(_MAX_INTERVAL)  # fetch again at once: the change was not returned yet
                 raise
         return dataclasses.replace(self._details, jobs=jobs, pods=pods)
 
-    def _fetch_details(self, jobs: Sequence[Object], pods: Sequence[Object], *, same_pods: bool) -> ClusterSnapshot:
+    def _fetch_details(self, jobs: Sequence[Object], pods: Sequence[Object], *, same_pods: bool) -> RunSnapshot:
         cluster, run = self._cluster, self._run
         jobset = _jobset(cluster, run, jobs)
         is_queued = any(
@@ -98,7 +98,7 @@ class RunInformer:
             for controller in [*jobs, *([jobset] if jobset else [])]
         )
         queued = tuple(cluster.list_or_empty("Workload") or cluster.list_or_empty("Workload (v1beta1)")) if is_queued else ()
-        snapshot = ClusterSnapshot(run, jobs, pods, jobset=jobset, queued=queued)
+        snapshot = RunSnapshot(run, jobs, pods, jobset=jobset, queued=queued)
         tasks = [pod for pod in pods if _has(pod, TASK_LABEL)]
         started = sum(phase(pod) in {"Running", "Succeeded"} for pod in tasks)
         pods_by_role = Counter(map(pod_status.role_of, tasks))
@@ -177,7 +177,7 @@ class StatusReader:
     def __init__(self, cluster: Cluster, run: str, *, with_past_attempts: bool = True) -> None:
         """Watch `run`; `with_past_attempts` includes attempts whose pods were deleted, and the nodes if none takes a pod."""
         self.cluster, self.run, self._with_past_attempts = cluster, run, with_past_attempts
-        self.snapshot = ClusterSnapshot(run, ())
+        self.snapshot = RunSnapshot(run, ())
         self.logs = PodLogs(cluster)
         self._informer = RunInformer(cluster, run)
         self._task_events: TaskEvents | None = None
@@ -245,7 +245,7 @@ class StatusReader:
         recorded = self._end_of_expired_run() or self._end_recorded_by_attendant(context.location)
         return context.add_to(recorded) if recorded else self._read(context)
 
-    def _add_past_attempts(self, snapshot: ClusterSnapshot) -> ClusterSnapshot:
+    def _add_past_attempts(self, snapshot: RunSnapshot) -> RunSnapshot:
         """Add the attempts whose pods were deleted; look for new ones if the pods have changed."""
         pods = {pod["metadata"]["name"]: pod for pod in snapshot.pods}
         if self._with_past_attempts and pods.keys() != self._pods.keys():
@@ -265,7 +265,7 @@ class StatusReader:
             by_task.setdefault(task, []).append(ended)
         return dataclasses.replace(snapshot, past_attempts=by_task)
 
-    def _with_nodes(self, snapshot: ClusterSnapshot) -> ClusterSnapshot:
+    def _with_nodes(self, snapshot: RunSnapshot) -> RunSnapshot:
         """Add the nodes of the cluster if none takes a pod: their size tells whether waiting may help."""
         if not self._with_past_attempts or not any(map(diagnosis.is_unschedulable, snapshot.pods)):
             return snapshot
@@ -285,8 +285,8 @@ class StatusReader:
         return run_record.final(self._record) if run_record.roles(self._record) - present else None
 
     def _end_recorded_by_attendant(self, location: Location | None) -> RunStatus | None:
-        """Return the run's end from the attendant's notes, which cover deleted pods; None while its Jobs are active."""
-        recorded = attendant_notes.final(self._informer.attendant)
+        """Return the run's end from the attendant's annotations, which cover deleted pods; None while its Jobs are active."""
+        recorded = attendant_annotations.final(self._informer.attendant)
         if recorded is None or not all(map(pod_status.creates_no_more_pods, self.snapshot.jobs)):
             return None
         if recorded.state is State.FAILED and all(pod_status.condition(job, "Complete") for job in self.snapshot.jobs):
@@ -306,7 +306,7 @@ class StatusReader:
         return pod_status.run_status(self.snapshot, tasks, self._task_events, context)
 
 
-def location_of(snapshot: ClusterSnapshot, cluster: Cluster) -> Location | None:
+def location_of(snapshot: RunSnapshot, cluster: Cluster) -> Location | None:
     """Return the location of the run's files, None without a volume."""
     claim = next((claims[RUN_VOLUME] for job in snapshot.jobs if RUN_VOLUME in (claims := _mounted_claims(job))), None)
     return on_claim(claim, cluster, snapshot.name) if claim else None

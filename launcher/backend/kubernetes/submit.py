@@ -34,11 +34,11 @@ def reserve(cluster: Cluster, run: Run, is_cancelled: Callable[[], bool] = never
     """
     for _ in range(_TRIES):
         # First: the state checked below must still hold when the lease is taken.
-        before = cluster.get("ConfigMap", run_record.name_of(run.name))
-        run_record.refuse_if_starting(cluster, run.name, before)
-        ended = _ended(cluster, run.name, before)
+        record = cluster.get("ConfigMap", run_record.name_of(run.name))
+        run_record.refuse_if_starting(cluster, run.name, record)
+        ended = _ended(cluster, run.name, record)
         run_objects.refuse_claim_of_others(cluster, run)
-        lease = run_record.new_lease(cluster, run, before, ended)
+        lease = run_record.new_lease(cluster, run, record, ended)
         if _retry(functools.partial(run_record.acquire, cluster, run, lease), is_cancelled):
             return lease
     raise UsageError(f"another `launcher up` is starting {run.name} in {cluster.description()}", "see `launcher status`")

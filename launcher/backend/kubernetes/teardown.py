@@ -26,9 +26,9 @@ _STOP_MARGIN = 120.0  # seconds beyond the grace period within which pods are go
 
 
 def stop(
-    cluster: Cluster, before: RunStatus | None, run: str, logs: PodLogs, *, now: bool, report: Callable[[str], object] | None = None
+    cluster: Cluster, last_status: RunStatus | None, run: str, logs: PodLogs, *, now: bool, report: Callable[[str], object] | None = None
 ) -> tuple[RunStatus | None, dict[str, int]]:
-    """Stop a run and delete its objects except its record and its data; `before` is its last status, None if it has no Jobs.
+    """Stop a run and delete its objects except its record and its data; `last_status` is its last status, None if it has no Jobs.
 
     `report`, if there is one, is called with messages for the user: nodes that do not answer, and what was not saved because of that.
 
@@ -39,12 +39,12 @@ def stop(
     start = run_record.start_of(cluster.get("ConfigMap", run_record.name_of(run)))
     existing, pods = run_objects.existing_objects(cluster, run), status_source.pods_of(cluster, run)
     _refuse_other_controllers(cluster, run, existing)
-    task_events = TaskEvents(before.tasks[0].name if before and before.tasks else "")
+    task_events = TaskEvents(last_status.tasks[0].name if last_status and last_status.tasks else "")
     task_events.apply(logs.new_lines(pods))  # the logs of ended pods are lost in a moment
-    if before is not None:
+    if last_status is not None:
         # Before the Jobs are deleted: else other launchers that watch would report them as missing. The run has not stopped yet.
-        (run_record.write_end if before.state in ENDED else run_record.write_stopping)(
-            cluster, _final_status(before, task_events, cluster.now()), start
+        (run_record.write_end if last_status.state in ENDED else run_record.write_stopping)(
+            cluster, _final_status(last_status, task_events, cluster.now()), start
         )
     unresponsive = _UnresponsiveNodes(report)
 
@@ -62,15 +62,15 @@ def stop(
             # The garbage collector would do so a moment later; a pod that is already being deleted keeps its grace period.
             if not is_being_deleted(pod) or now:
                 cluster.delete("Pod", pod["metadata"]["name"], grace=1 if now else None)
-        lost = run_objects.await_ended(cluster, run, grace + _STOP_MARGIN, poll)
+        lost = run_objects.await_pods_deleted(cluster, run, grace + _STOP_MARGIN, poll)
     task_events.apply(logs.new_lines(()))
     run_objects.remove(cluster, run, existing)
     if any(ref.kind == "JobSet" for ref in existing):
         run_objects.await_workloads_deleted(cluster, run)
     removed = dict(Counter(ref.kind for ref in existing))
-    if before is None:
+    if last_status is None:
         return None, removed
-    ended = _final_status(before, task_events, cluster.now(), unsaved_notice(lost))
+    ended = _final_status(last_status, task_events, cluster.now(), unsaved_notice(lost))
     run_record.update_end(cluster, ended, start)  # including the tasks' last checkpoint
     if lost and report is not None:
         report(ended.reason)
@@ -111,29 +111,29 @@ class _UnresponsiveNodes:
                 )
 
 
-def _final_status(before: RunStatus, task_events: TaskEvents, now: float, notice: str = "") -> RunStatus:
+def _final_status(last_status: RunStatus, task_events: TaskEvents, time: float, notice: str = "") -> RunStatus:
     """Return the status to record: as the run ended, or stopped now, with the last checkpoint."""
-    if before.state in ENDED:
-        return before
+    if last_status.state in ENDED:
+        return last_status
     progress = task_events.progress
-    done = [task.state is State.SUCCEEDED or task_events.is_done(task.name) for task in before.tasks]
-    tasks = tuple(_stopped(task, now, done=is_done) for task, is_done in zip(before.tasks, done, strict=True))
+    done = [task.state is State.SUCCEEDED or task_events.is_done(task.name) for task in last_status.tasks]
+    tasks = tuple(_stopped(task, time, done=is_done) for task, is_done in zip(last_status.tasks, done, strict=True))
     finished = bool(done) and all(done)
-    return before.with_end(
+    return last_status.with_end(
         State.SUCCEEDED if finished else State.STOPPED,
         DONE_BEFORE_STOP if finished else ASKED_TO_STOP + (f"; {notice}" if notice else ""),
-        now,
+        time,
         tasks=tasks,
-        step=progress.step if progress.step is not None else before.step,
-        checkpoint=progress.checkpoint or before.checkpoint,
-        checkpoint_step=progress.checkpoint_step if progress.checkpoint else before.checkpoint_step,
+        step=progress.step if progress.step is not None else last_status.step,
+        checkpoint=progress.checkpoint or last_status.checkpoint,
+        checkpoint_step=progress.checkpoint_step if progress.checkpoint else last_status.checkpoint_step,
     )
 
 
-def _stopped(task: TaskStatus, now: float, *, done: bool) -> TaskStatus:
+def _stopped(task: TaskStatus, time: float, *, done: bool) -> TaskStatus:
     if task.state in ENDED:
         return task
-    return dataclasses.replace(task, state=State.SUCCEEDED if done else State.STOPPED, reason="", ended=now)
+    return dataclasses.replace(task, state=State.SUCCEEDED if done else State.STOPPED, reason="", ended=time)
 
 
 def sweep_tensorboards(cluster: Cluster) -> None:
@@ -154,7 +154,7 @@ def sweep_tensorboards(cluster: Cluster) -> None:
 def _tensorboard_is_due(cluster: Cluster, run: str) -> bool:
     record = cluster.get("ConfigMap", run_record.name_of(run))
     ttl = ((run_record.spec(record) or {}).get("kubernetes") or {}).get("tensorboard_ttl")
-    if ttl is None or run_record.start_in_progress(record, cluster.now()):
+    if ttl is None or run_record.starting_launcher(record, cluster.now()):
         return False
     status = run_record.final(record) or pod_status.status(status_source.gather(cluster, run), cluster.now())
     return status.state in ENDED and status.ended is not None and cluster.now() - status.ended > parse_duration(ttl)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.backend.kubernetes.pod_status import ClusterSnapshot, status
+from launcher.backend.kubernetes.pod_status import RunSnapshot, status
 from launcher.runs.status import RunStatus, State
 from tests.e2e.kubernetes.cluster import ROOT, Namespace, until
 
@@ -48,7 +48,7 @@ def current_status(namespace: Namespace, run: str) -> RunStatus:
     """Return the status of a run, of what the cluster has of it now."""
     events = json.loads(namespace.kubectl("get", "events", "-o", "json"))["items"]
     claims = namespace.objects("PersistentVolumeClaim", run)
-    return status(ClusterSnapshot(run, namespace.objects("Job", run), namespace.pods(run), claims, events), time.time())
+    return status(RunSnapshot(run, namespace.objects("Job", run), namespace.pods(run), claims, events), time.time())
 
 
 def without_a_reason(namespace: Namespace) -> list[str]:

@@ -5,13 +5,13 @@ from typing import Any, cast
 
 import pytest
 
-from launcher.backend.kubernetes import attendant_notes, in_cluster
+from launcher.backend.kubernetes import attendant_annotations, in_cluster
 from launcher.backend.kubernetes.attendant import Attendant, attend, main, run_is_idle
-from launcher.backend.kubernetes.attendant_notes import DeletedPod, LastLines
+from launcher.backend.kubernetes.attendant_annotations import DeletedPod, LastLines
 from launcher.backend.kubernetes.client import Cluster
 from launcher.backend.kubernetes.errors import ForbiddenError, TransientError
 from launcher.backend.kubernetes.notifier import entries_of
-from launcher.backend.kubernetes.pod_status import ClusterSnapshot
+from launcher.backend.kubernetes.pod_status import RunSnapshot
 from launcher.backend.kubernetes.status_source import StatusReader, relevant_pods
 from launcher.errors import LauncherError
 from launcher.notify.delivery import Channel
@@ -91,7 +91,7 @@ def test_the_end_of_a_successful_run_is_recorded_and_the_attendant_is_done() -> 
     assert not attendant.is_done()
     assert list(attendant.reconcile()) == ["digits has succeeded"]
     assert attendant.is_done()
-    recorded = attendant_notes.final(cluster.own)
+    recorded = attendant_annotations.final(cluster.own)
     assert recorded is not None
     assert (recorded.state, [task.name for task in recorded.tasks]) == (State.SUCCEEDED, ["chief", "ps-0"])
     assert [(kind, name) for kind, name, _ in cluster.patched] == [("Job", NAME)]
@@ -119,7 +119,7 @@ def test_a_run_that_never_starts_is_suspended_and_reported_as_failed_with_the_re
     assert list(attendant._record_end(RunStatus("digits", "kubernetes", State.FAILED, "late"))) == ["digits has failed: late"]
     cluster = FakeCluster(job("chief"), job("ps"), pods=(waiting, objects.running("ps")))
     attendant = new_attendant(cluster, start_timeout=100)
-    monkeypatch.setattr(attendant._reconciler, "start_timeout_reason", lambda *_: "not started within limits.start_timeout (100 s)")
+    monkeypatch.setattr(attendant._reconciler, "start_failure_seen", lambda *_: "not started within limits.start_timeout (100 s)")
     messages = list(attendant.reconcile())
     assert "digits has failed: not started within limits.start_timeout (100 s)" in messages
     assert [(name, patch) for _, name, patch in cluster.patched if "spec" in patch] == [
@@ -168,11 +168,11 @@ def test_the_last_lines_of_a_deleted_pod_are_stored() -> None:
     attendant._status_reader._next = 0.0
     attendant._status_reader._informer.poll_soon()
     list(attendant.reconcile())
-    (deleted,) = attendant_notes.deleted_pods(cluster.own)
+    (deleted,) = attendant_annotations.deleted_pods(cluster.own)
     assert deleted.task == "chief"
     assert deleted.lines == ("2026-01-01T00:09:00.1Z one", "2026-01-01T00:09:01.1Z two")
     assert list(new_attendant(cluster).reconcile()) == []  # a second attendant keeps them
-    assert attendant_notes.deleted_pods(cluster.own) == [deleted]
+    assert attendant_annotations.deleted_pods(cluster.own) == [deleted]
 
 
 def test_the_last_lines_of_a_pod_of_a_run_that_has_ended_are_stored_before_the_attendant_ends() -> None:
@@ -186,28 +186,28 @@ def test_the_last_lines_of_a_pod_of_a_run_that_has_ended_are_stored_before_the_a
     attendant._status_reader._informer.poll_soon()
     list(attendant.reconcile())
     assert attendant.is_done()
-    (deleted,) = attendant_notes.deleted_pods(cluster.own)
+    (deleted,) = attendant_annotations.deleted_pods(cluster.own)
     assert (deleted.task, deleted.lines[-1]) == ("ps-0", "2026-01-01T00:09:02.1Z asked to stop")
     assert len(deleted.lines) == 3
 
 
 def test_the_newest_last_lines_are_stored_up_to_a_size() -> None:
     pods = [DeletedPod(f"digits-worker-{i}-abc", f"worker-{i}", tuple(f"{line} {'x' * 600}" for line in range(30))) for i in range(40)]
-    attendant_job = {"metadata": {"annotations": attendant_notes.lines_annotation(pods)}}
-    assert len(attendant_job["metadata"]["annotations"][attendant_notes.LINES]) < 110_000
-    stored = attendant_notes.deleted_pods(attendant_job)
+    attendant_job = {"metadata": {"annotations": attendant_annotations.lines_annotation(pods)}}
+    assert len(attendant_job["metadata"]["annotations"][attendant_annotations.LINES_ANNOTATION]) < 110_000
+    stored = attendant_annotations.deleted_pods(attendant_job)
     assert 5 < len(stored) < 40
     assert stored[-1].name == "digits-worker-39-abc"
     assert [line.partition(" ")[0] for line in stored[-1].lines] == [str(line) for line in range(10, 30)]
-    assert attendant_notes.deleted_pods({"metadata": {"annotations": {attendant_notes.LINES: "[1]"}}}) == []
+    assert attendant_annotations.deleted_pods({"metadata": {"annotations": {attendant_annotations.LINES_ANNOTATION: "[1]"}}}) == []
 
 
 @pytest.mark.parametrize("count", [1000, 4000])
 def test_the_end_of_a_run_with_many_tasks_is_stored_without_their_reasons_or_without_them(count: int) -> None:
     tasks = tuple(TaskStatus(f"worker-{i}", State.SUCCEEDED, "x" * 200) for i in range(count))
-    annotation = attendant_notes.status_annotation(RunStatus("digits", "kubernetes", State.SUCCEEDED, step=7, tasks=tasks))
-    assert len(annotation[attendant_notes.STATUS]) < 120_000
-    stored = attendant_notes.final({"metadata": {"annotations": annotation}})
+    annotation = attendant_annotations.status_annotation(RunStatus("digits", "kubernetes", State.SUCCEEDED, step=7, tasks=tasks))
+    assert len(annotation[attendant_annotations.STATUS_ANNOTATION]) < 120_000
+    stored = attendant_annotations.final({"metadata": {"annotations": annotation}})
     assert stored is not None
     assert (stored.state, stored.step) == (State.SUCCEEDED, 7)
     assert stored.tasks == (tuple(TaskStatus(task.name, task.state) for task in tasks) if count == 1000 else ())
@@ -215,7 +215,9 @@ def test_the_end_of_a_run_with_many_tasks_is_stored_without_their_reasons_or_wit
 
 def test_a_recorded_end_does_not_count_once_the_run_s_jobs_run_again() -> None:
     cluster = FakeCluster(job("chief", suspend=True))
-    cluster.own["metadata"]["annotations"] |= attendant_notes.status_annotation(RunStatus("digits", "kubernetes", State.FAILED, "late"))
+    cluster.own["metadata"]["annotations"] |= attendant_annotations.status_annotation(
+        RunStatus("digits", "kubernetes", State.FAILED, "late")
+    )
     status = StatusReader(cast("Cluster", cluster), "digits").status()
     assert status is not None
     assert status.reason == "late"
@@ -230,8 +232,8 @@ def test_the_attendant_s_own_pod_on_a_lost_node_is_relevant_and_keeps_its_job_bu
     own["metadata"] |= {"deletionTimestamp": "2026-01-01T00:09:30Z", "name": "old"}
     assert relevant_pods([own, other]) == [own]
     complete = [job("chief", 1, COMPLETE)]
-    assert run_is_idle(ClusterSnapshot("digits", complete))
-    assert not run_is_idle(ClusterSnapshot("digits", complete, [own]))
+    assert run_is_idle(RunSnapshot("digits", complete))
+    assert not run_is_idle(RunSnapshot("digits", complete, [own]))
 
 
 def test_an_unreachable_cluster_is_tried_again_and_a_missing_right_is_reported(

@@ -6,11 +6,11 @@ from typing import Any, cast
 
 import pytest
 
-from launcher.backend.kubernetes import ended_status, run_record
+from launcher.backend.kubernetes import run_record, status_without_jobs
 from launcher.backend.kubernetes.backend import KubernetesBackend
 from launcher.backend.kubernetes.client import Cluster, as_json
 from launcher.backend.kubernetes.errors import TransientError, WebhookError
-from launcher.backend.kubernetes.pod_status import ClusterSnapshot
+from launcher.backend.kubernetes.pod_status import RunSnapshot
 from launcher.backend.model import ClusterRef
 from launcher.errors import LauncherError
 from launcher.runs.artifacts import Artifact
@@ -30,7 +30,7 @@ def newer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> KubernetesBackend:
     methods = {"now": lambda: 0.0, "user": lambda: "ada", "description": lambda: "namespace n", "nodes": list, "watch": lambda *_, **__: []}
     cluster = SimpleNamespace(context=None, namespace="n", get=lambda kind, _: record if kind == "ConfigMap" else None, **none, **methods)
     unknown = RunStatus("digits", "kubernetes", State.UNKNOWN, "its Jobs finished")
-    monkeypatch.setattr(ended_status, "status", lambda *_: unknown)
+    monkeypatch.setattr(status_without_jobs, "status", lambda *_: unknown)
     backend = KubernetesBackend(tmp_path, ClusterRef(None, None))
     monkeypatch.setitem(backend._clusters, "digits", cast("Cluster", cluster))
     return backend
@@ -59,14 +59,14 @@ def test_a_run_of_a_newer_launcher_can_be_watched(tmp_path: Path, monkeypatch: p
 @pytest.mark.parametrize("starts", [False, True])
 def test_the_end_of_a_start_is_not_recorded_during_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, starts: bool) -> None:
     """The next start writes the record before it deletes the Jobs of the start before."""
-    lease = {run_record._STARTING: as_json({"id": "second", "since": 90.0, "host": "elsewhere"})}
+    lease = {run_record._LEASE_ANNOTATION: as_json({"id": "second", "since": 90.0, "host": "elsewhere"})}
     record = {"metadata": {"annotations": lease if starts else {}}, "data": {"start": "second"}}
     written: list[str | None] = []
     monkeypatch.setattr(run_record, "write_end", lambda _cluster, _status, start: written.append(start))
     reconciler = SimpleNamespace(reconcile=lambda *_: [], give_up_reason=lambda *_: "")
     watched: Any = SimpleNamespace(reconciler=reconciler, cluster=SimpleNamespace(now=lambda: 100.0), record=record, spec={})
     failed = RunStatus("digits", "kubernetes", State.FAILED)
-    KubernetesBackend(tmp_path, ClusterRef(None, None))._reconcile(watched, "digits", ClusterSnapshot("digits", ()), failed, [])
+    KubernetesBackend(tmp_path, ClusterRef(None, None))._reconcile(watched, "digits", RunSnapshot("digits", ()), failed, [])
     assert written == ([] if starts else ["second"])
 
 

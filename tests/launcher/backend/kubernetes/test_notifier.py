@@ -11,7 +11,7 @@ import pytest
 from launcher.backend.kubernetes import admission, notifier
 from launcher.backend.kubernetes.client import Cluster
 from launcher.backend.kubernetes.errors import ForbiddenError, TransientError
-from launcher.backend.kubernetes.notifier import NOTE, NoChannelError, Notifier
+from launcher.backend.kubernetes.notifier import NOTIFIED_ANNOTATION, NoChannelError, Notifier
 from launcher.errors import LauncherError
 from launcher.notify import sender
 from launcher.notify.delivery import Channel
@@ -138,7 +138,7 @@ def test_a_message_of_a_watcher_that_has_ended_is_sent_by_another() -> None:
     with serving(200) as server:
         first = new_watcher(cluster, None)
         assert list(first.send_due(FAILED)) == []
-        until("the end of its sender", first._sent[0].sender.outcome, seen=lambda: entries(cluster))
+        until("the end of its sender", first._in_flight[0].sender.outcome, seen=lambda: entries(cluster))
         second = new_watcher(cluster, server)
         assert list(second.send_due(FAILED)) == []
         assert server.received == []
@@ -237,5 +237,5 @@ def test_the_url_is_read_from_the_secret() -> None:
 
 @pytest.mark.parametrize("text", ["", "no JSON", "{}", '["x"]', '[{"key": "x"}]'])
 def test_a_note_of_another_version_has_no_entries(text: str) -> None:
-    assert notifier.entries_of({"metadata": {"annotations": {NOTE: text}}}) == []
+    assert notifier.entries_of({"metadata": {"annotations": {NOTIFIED_ANNOTATION: text}}}) == []
     assert notifier.entries_of(None) == []

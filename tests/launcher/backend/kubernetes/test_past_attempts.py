@@ -3,7 +3,7 @@
 from typing import Any
 
 from launcher.backend.kubernetes import past_attempts
-from launcher.backend.kubernetes.pod_status import DELETED, ClusterSnapshot, status
+from launcher.backend.kubernetes.pod_status import DELETED, RunSnapshot, status
 from tests.golden_messages import Golden
 from tests.launcher.backend.kubernetes.objects import COMPLETE, CREATED, FAILED, NOW, ended, event, job, running
 
@@ -39,7 +39,7 @@ def test_attempts_whose_pods_are_deleted_count_as_restarts() -> None:
         names[2]: ("worker-1", "moved away: EvictionByEvictionAPI"),
     }
     for pods in ([current], []):  # even before the next pod is created
-        snapshot = ClusterSnapshot(
+        snapshot = RunSnapshot(
             "digits", [job("worker", 2)], pods, past_attempts={"worker-1": [restart for _, restart in attempts.values()]}
         )
         assert [(one.attempt, one.cause) for one in status(snapshot, NOW).tasks[1].restarts] == [

@@ -7,8 +7,8 @@ from typing import Any, cast
 
 import pytest
 
-from launcher.backend.kubernetes import attendant_notes, log_lines, pod_logs
-from launcher.backend.kubernetes.attendant_notes import DeletedPod
+from launcher.backend.kubernetes import attendant_annotations, log_lines, pod_logs
+from launcher.backend.kubernetes.attendant_annotations import DeletedPod
 from launcher.backend.kubernetes.client import Cluster
 from launcher.backend.kubernetes.errors import TransientError
 from launcher.backend.kubernetes.pod_logs import PodLogs, stored_lines
@@ -366,7 +366,7 @@ def test_lines_of_deleted_pods_that_the_attendant_has_stored_are_shown_unless_mo
 ) -> None:
     server = LogServer()
     last = DeletedPod("digits-worker-1-old", "worker-1", ("2026-01-01T00:00:01.1Z one", "2026-01-01T00:00:02.1Z two"))
-    server.attendant = {"metadata": {"annotations": attendant_notes.lines_annotation([last])}}
+    server.attendant = {"metadata": {"annotations": attendant_annotations.lines_annotation([last])}}
     monkeypatch.setattr("launcher.backend.kubernetes.status_source.pods_of", lambda *_: [])
 
     def shown(directory: Path, **selection: Any) -> list[str]:

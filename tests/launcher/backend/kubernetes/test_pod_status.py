@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from launcher.backend.kubernetes.pod_status import ClusterSnapshot, age, status
+from launcher.backend.kubernetes.pod_status import RunSnapshot, age, status
 from launcher.runs.status import State
 from launcher.timestamps import parse_rfc3339
 from tests.golden_messages import Golden
@@ -18,7 +18,7 @@ def test_a_run_of_a_jobset_ends_when_the_jobset_does(golden: Golden) -> None:
     pods = [ended("chief", 137), running("worker")]
 
     def state_and_reason(*conditions: dict[str, str]) -> tuple[State, str]:
-        run = status(ClusterSnapshot("digits", jobs, pods, jobset={"metadata": {}, "status": {"conditions": list(conditions)}}), NOW)
+        run = status(RunSnapshot("digits", jobs, pods, jobset={"metadata": {}, "status": {"conditions": list(conditions)}}), NOW)
         return run.state, run.reason
 
     state, reason = state_and_reason()
@@ -26,7 +26,7 @@ def test_a_run_of_a_jobset_ends_when_the_jobset_does(golden: Golden) -> None:
     golden(reason)
     assert state_and_reason({"type": "Failed", "status": "True"})[0] is State.FAILED
     assert state_and_reason({"type": "Completed", "status": "True"}) == (State.SUCCEEDED, "")
-    assert status(ClusterSnapshot("digits", jobs, pods), NOW).state is State.FAILED  # without the right to read the JobSet
+    assert status(RunSnapshot("digits", jobs, pods), NOW).state is State.FAILED  # without the right to read the JobSet
     del jobs[0], pods[0]  # the Job that failed was deleted
     jobset_failed = {"type": "Failed", "status": "True", "message": "jobset failed"}
     assert state_and_reason(jobset_failed) == (State.FAILED, "jobset/digits: jobset failed")
@@ -35,14 +35,14 @@ def test_a_run_of_a_jobset_ends_when_the_jobset_does(golden: Golden) -> None:
 def test_a_run_has_succeeded_only_when_every_job_is_complete() -> None:
     jobs = [job("worker", 1), job("chief", 1, COMPLETE), job("ps", 1, COMPLETE)]
     pods = [ended("chief", 0), running("worker"), ended("ps", 0)]
-    unfinished = status(ClusterSnapshot("digits", jobs, pods), NOW)
+    unfinished = status(RunSnapshot("digits", jobs, pods), NOW)
     assert (unfinished.state, unfinished.strategy) == (State.RUNNING, "parameter_server")
     assert [(task.name, task.state) for task in unfinished.tasks] == [
         ("chief", State.SUCCEEDED),
         ("worker-0", State.RUNNING),
         ("ps-0", State.SUCCEEDED),
     ]
-    finished = status(ClusterSnapshot("digits", [job("chief", 1, COMPLETE)], [ended("chief", 0)]), NOW)
+    finished = status(RunSnapshot("digits", [job("chief", 1, COMPLETE)], [ended("chief", 0)]), NOW)
     assert (finished.state, finished.tasks[0].exit_code) == (State.SUCCEEDED, 0)
 
 
@@ -54,7 +54,7 @@ def test_a_task_that_waits_says_how_long_and_for_what(golden: Golden) -> None:
         "conditions": [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}],
     }
     pods = [running("chief"), *(running("worker", index) for index in range(3)), waiting]
-    run = status(ClusterSnapshot("digits", [job("chief"), job("worker", 4)], pods), NOW)
+    run = status(RunSnapshot("digits", [job("chief"), job("worker", 4)], pods), NOW)
     assert run.tasks[4].state == State.PENDING
     golden(run.tasks[4].reason)
     golden(run.reason)
@@ -63,7 +63,7 @@ def test_a_task_that_waits_says_how_long_and_for_what(golden: Golden) -> None:
 
 def test_a_pod_that_cannot_pull_its_image_does_not_run(golden: Golden) -> None:
     back_off = pod("chief", 0, "Pending", waiting={"reason": "ImagePullBackOff", "message": "Back-off pulling image"})
-    run = status(ClusterSnapshot("digits", [job("chief")], [back_off]), NOW)
+    run = status(RunSnapshot("digits", [job("chief")], [back_off]), NOW)
     assert run.state is run.tasks[0].state is State.PENDING
     golden(run.tasks[0].reason)
 
@@ -71,12 +71,12 @@ def test_a_pod_that_cannot_pull_its_image_does_not_run(golden: Golden) -> None:
 def test_restarts_are_counted_with_their_causes(golden: Golden) -> None:
     first = ended("worker", 137, created="2026-01-01T00:01:00Z")
     second = ended("worker", 1, created="2026-01-01T00:05:00Z", message="ValueError: no such file\n")
-    run = status(ClusterSnapshot("digits", [job("worker")], [running("worker", created="2026-01-01T00:08:00Z"), first, second]), NOW)
+    run = status(RunSnapshot("digits", [job("worker")], [running("worker", created="2026-01-01T00:08:00Z"), first, second]), NOW)
     (task,) = run.tasks
     assert (task.state, task.address) == (State.RUNNING, "digits-worker-0.digits")
     assert [(one.attempt, one.exit_code) for one in task.restarts] == [(1, 137), (2, 1)]
     golden(*(one.cause for one in task.restarts))
-    backing_off = status(ClusterSnapshot("digits", [job("worker")], [first, second]), NOW)
+    backing_off = status(RunSnapshot("digits", [job("worker")], [first, second]), NOW)
     assert backing_off.tasks[0].state is State.RESTARTING
     assert len(backing_off.tasks[0].restarts) == 2
 
@@ -89,14 +89,14 @@ def test_the_pods_that_a_job_may_still_replace_are_counted_for_each_task() -> No
     workers = job("worker", 2, backoffLimitPerIndex=10, maxFailedIndexes=0)
     shared = job("ps", 2, backoffLimit=10)
     pods = [running("chief"), running("worker"), failed_once, running("ps"), running("ps", 1)]
-    run = status(ClusterSnapshot("digits", [single, workers, shared], pods), NOW)
+    run = status(RunSnapshot("digits", [single, workers, shared], pods), NOW)
     left = {task.name: task.restarts_left for task in run.tasks}
     assert left == {"chief": 7, "worker-0": 10, "worker-1": 9, "ps-0": None, "ps-1": None}
 
 
 def test_a_failed_run_names_task_attempt_code_and_last_line(golden: Golden) -> None:
     attempts = [ended("worker", 1, 1, f"2026-01-01T00:0{minute}:00Z", "ValueError: no such file\n") for minute in (1, 2, 3)]
-    run = status(ClusterSnapshot("digits", [job("chief"), job("worker", 2, FAILED)], [running("chief"), *attempts]), NOW)
+    run = status(RunSnapshot("digits", [job("chief"), job("worker", 2, FAILED)], [running("chief"), *attempts]), NOW)
     assert run.state is State.FAILED
     golden(run.reason)
 
@@ -114,10 +114,10 @@ def test_the_task_that_failed_first_is_the_cause_not_those_that_ended_because_of
         ended("worker", 1, 1, at="2026-01-01T00:09:00Z", message="OSError: later\n"),
         ended("worker", 1, 2, at="2026-01-01T00:08:55Z", message="ValueError: first\n"),
     ]
-    run = status(ClusterSnapshot("digits", [orphaned, guilty], pods), NOW)
+    run = status(RunSnapshot("digits", [orphaned, guilty], pods), NOW)
     golden(run.reason)
     greedy = ended("worker", 137, 2, at="2026-01-01T00:08:50Z", reason="OOMKilled")
-    run = status(ClusterSnapshot("digits", [orphaned, guilty], [*pods[:3], greedy]), NOW)
+    run = status(RunSnapshot("digits", [orphaned, guilty], [*pods[:3], greedy]), NOW)
     golden(run.reason)
 
 
@@ -125,20 +125,20 @@ def test_the_task_that_failed_first_is_the_cause_not_those_that_ended_because_of
 def test_a_job_whose_pods_have_expired_still_names_the_task_and_its_exit_code(role: str, task: str) -> None:
     index = 11 if role == "worker" else 0
     message = f"Container trainer for pod team/digits-{role}-{index}-ctrt4 failed with exit code 2 matching FailJob rule at index 1"
-    run = status(ClusterSnapshot("digits", [job(role, 12, failed("PodFailurePolicy", "2026-01-01T00:08:00Z") | {"message": message})]), NOW)
+    run = status(RunSnapshot("digits", [job(role, 12, failed("PodFailurePolicy", "2026-01-01T00:08:00Z") | {"message": message})]), NOW)
     assert (run.state, run.reason) == (State.FAILED, f"{task}: exit code 2")
 
 
 def test_a_run_whose_deadline_has_passed_gives_that_as_its_reason_whatever_the_exit_codes_of_its_tasks(golden: Golden) -> None:
     late = [job(role, 1, failed("DeadlineExceeded", "2026-01-01T00:08:00Z")) for role in ("chief", "worker")]
-    run = status(ClusterSnapshot("digits", late, [ended("chief", 143), ended("worker", 1)]), NOW)
+    run = status(RunSnapshot("digits", late, [ended("chief", 143), ended("worker", 1)]), NOW)
     golden(run.reason)
 
 
 def test_a_job_that_may_not_create_pods_has_the_reason() -> None:
     message = 'Error creating: pods "x" is forbidden: exceeded quota: gpus, requested: nvidia.com/gpu=1'
     event = {"type": "Warning", "reason": "FailedCreate", "message": message, "involvedObject": {"uid": "chief"}}
-    run = status(ClusterSnapshot("digits", [job("chief")], events=[event]), NOW)
+    run = status(RunSnapshot("digits", [job("chief")], events=[event]), NOW)
     reason = "chief: the namespace's quota gpus is used up; free some of it, or have it raised"
     assert (run.state, run.reason, run.reason_code) == (State.PENDING, reason, "chief: quota")
 
@@ -151,20 +151,20 @@ def test_a_claim_that_no_class_serves_is_the_run_s_reason(golden: Golden) -> Non
         "message": 'storageclass.storage.k8s.io "x" not found',
         "involvedObject": {"uid": "c"},
     }
-    run = status(ClusterSnapshot("digits", [job("chief")], [pod("chief", 0, "Pending")], [claim], [event]), NOW)
+    run = status(RunSnapshot("digits", [job("chief")], [pod("chief", 0, "Pending")], [claim], [event]), NOW)
     assert run.reason_code == "storage"
     golden(run.reason)
 
 
 def test_a_suspended_job_waits_for_its_queue_or_was_stopped(golden: Golden) -> None:
     queued = job("chief", suspend=True, labels={"kueue.x-k8s.io/queue-name": "team-a"})
-    golden(status(ClusterSnapshot("digits", [queued]), NOW).reason)
-    assert status(ClusterSnapshot("digits", [job("chief", suspend=True)]), NOW).tasks[0].state is State.STOPPED
+    golden(status(RunSnapshot("digits", [queued]), NOW).reason)
+    assert status(RunSnapshot("digits", [job("chief", suspend=True)]), NOW).tasks[0].state is State.STOPPED
 
 
 def test_the_jobs_of_a_jobset_wait_for_its_queue() -> None:
     queued = {"metadata": {"labels": {"kueue.x-k8s.io/queue-name": "team"}}, "spec": {"suspend": True}}
-    run = status(ClusterSnapshot("digits", [job("chief", suspend=True), job("worker", suspend=True)], [], jobset=queued), NOW)
+    run = status(RunSnapshot("digits", [job("chief", suspend=True), job("worker", suspend=True)], [], jobset=queued), NOW)
     assert (run.state, {task.reason for task in run.tasks}) == (State.PENDING, {"waits for its queue team"})
 
 
@@ -177,12 +177,12 @@ def test_a_queued_run_says_why_it_is_not_admitted(golden: Golden) -> None:
         return {"metadata": {"ownerReferences": [{"uid": owner}]}, "status": {"conditions": [condition]}}
 
     workloads = [workload("x", "another's"), workload("s", "couldn't assign flavors to pod set chief: insufficient quota for cpu")]
-    run = status(ClusterSnapshot("digits", [job("chief", suspend=True)], [], jobset=queued, queued=workloads), NOW)
+    run = status(RunSnapshot("digits", [job("chief", suspend=True)], [], jobset=queued, queued=workloads), NOW)
     golden(run.reason)
     # Without a JobSet, each Job waits by itself.
     single = job("chief", suspend=True, labels=labels)
     single["metadata"]["uid"] = "x"
-    golden(status(ClusterSnapshot("digits", [single], [], queued=workloads), NOW).reason)
+    golden(status(RunSnapshot("digits", [single], [], queued=workloads), NOW).reason)
 
 
 @pytest.mark.parametrize("seconds, expected", [(0.4, "0s"), (59, "59s"), (60, "1m"), (7300, "2h"), (200_000, "2d"), (-5, "0s")])
@@ -200,7 +200,7 @@ def test_ages_are_short(seconds: float, expected: str) -> None:
 )
 def test_a_task_whose_container_has_ended_is_not_pending_even_if_its_pod_still_runs(state: dict[str, Any], expected: State) -> None:
     """The pod's phase changes only after the container and its sidecars have ended."""
-    snapshot = ClusterSnapshot("digits", [job("worker")], [pod("worker", 0, "Running", **state)])
+    snapshot = RunSnapshot("digits", [job("worker")], [pod("worker", 0, "Running", **state)])
     assert status(snapshot, NOW).tasks[0].state is expected
 
 
@@ -211,30 +211,30 @@ def test_a_container_that_a_webhook_has_added_is_not_the_task(golden: Golden) ->
     """The kubelet sorts containers by name."""
     failed_task = ended("worker", 3, message="ValueError: x\n")
     failed_task["status"]["containerStatuses"].insert(0, ADDED)
-    (task,) = status(ClusterSnapshot("digits", [job("worker")], [failed_task]), NOW).tasks
+    (task,) = status(RunSnapshot("digits", [job("worker")], [failed_task]), NOW).tasks
     assert (task.exit_code, task.ended) == (3, parse_rfc3339("2026-01-01T00:09:00Z"))
     golden(task.reason)
     own = pod("worker", 0, "Running", terminated={"exitCode": 0, "finishedAt": "2026-01-01T00:09:00Z"})
     own["status"]["containerStatuses"].insert(0, {"name": "istio-proxy", "state": {"running": {}}})
-    (task,) = status(ClusterSnapshot("digits", [job("worker")], [own]), NOW).tasks
+    (task,) = status(RunSnapshot("digits", [job("worker")], [own]), NOW).tasks
     assert task.state is State.SUCCEEDED
     golden(task.reason)
     waiting = pod("worker", 0, "Running", waiting={"reason": "CrashLoopBackOff"})
     waiting["status"]["containerStatuses"].insert(0, {"name": "istio-proxy", "state": {"running": {}}})
-    assert status(ClusterSnapshot("digits", [job("worker")], [waiting]), NOW).tasks[0].state is State.PENDING
+    assert status(RunSnapshot("digits", [job("worker")], [waiting]), NOW).tasks[0].state is State.PENDING
     added = ended("worker", 0)
     added["status"] = {
         "phase": "Failed",
         "containerStatuses": [{"name": "audit", "state": {"terminated": {"exitCode": 4}}}, *added["status"]["containerStatuses"]],
     }
-    golden(status(ClusterSnapshot("digits", [job("worker")], [added]), NOW).tasks[0].reason)
+    golden(status(RunSnapshot("digits", [job("worker")], [added]), NOW).tasks[0].reason)
 
 
 def test_a_drained_pod_is_reported_as_drained_while_it_ends(golden: Golden) -> None:
     drained = running("worker", created="2026-01-01T00:05:00Z")
     target = {"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI", "message": "Eviction API: evicting"}
     drained["status"]["conditions"] = [target]
-    snapshot = ClusterSnapshot("digits", [job("worker")], [drained, running("worker")])
+    snapshot = RunSnapshot("digits", [job("worker")], [drained, running("worker")])
     golden(*[one.cause for one in status(snapshot, NOW).tasks[0].restarts])
 
 
@@ -242,7 +242,7 @@ def test_a_task_that_has_ended_names_the_sidecar_that_has_not(golden: Golden) ->
     """A sidecar that ignores SIGTERM lasts as long as its grace period, and so does the run."""
     chief = pod("chief", 0, "Running", terminated={"exitCode": 0})
     chief["status"]["initContainerStatuses"] = [{"name": "ship", "state": {"running": {}}}, {"name": "first", "state": {"terminated": {}}}]
-    (task,) = status(ClusterSnapshot("digits", [job("chief")], [chief]), NOW).tasks
+    (task,) = status(RunSnapshot("digits", [job("chief")], [chief]), NOW).tasks
     assert task.state == State.SUCCEEDED
     golden(task.reason)
 
@@ -250,6 +250,6 @@ def test_a_task_that_has_ended_names_the_sidecar_that_has_not(golden: Golden) ->
 def test_a_task_whose_sidecar_has_not_ended_is_the_cause_not_those_that_ended_because_of_it(golden: Golden) -> None:
     guilty = pod("chief", 0, "Running", terminated={"exitCode": 1, "finishedAt": "2026-01-01T00:08:00Z", "message": "ValueError: first\n"})
     orphan = job("worker", 1, failed("PodFailurePolicy", "2026-01-01T00:09:30Z"))
-    run = status(ClusterSnapshot("digits", [job("chief"), orphan], [guilty, ended("worker", 75, message="lost the chief\n")]), NOW)
+    run = status(RunSnapshot("digits", [job("chief"), orphan], [guilty, ended("worker", 75, message="lost the chief\n")]), NOW)
     assert run.state == State.FAILED
     golden(run.reason)

@@ -11,8 +11,8 @@ from kubernetes.client.exceptions import ApiException
 from launcher.backend.kubernetes import pod_status
 from launcher.backend.kubernetes.client import Cluster
 from launcher.backend.kubernetes.errors import ForbiddenError
-from launcher.backend.kubernetes.pod_status import ClusterSnapshot
-from launcher.backend.kubernetes.reconcile import Reconciler, evicted_too_often, lost_pods, start_timeout_exceeded, unfinished_jobs
+from launcher.backend.kubernetes.pod_status import RunSnapshot
+from launcher.backend.kubernetes.reconcile import Reconciler, eviction_failure, lost_pods, start_failure, unfinished_jobs
 from launcher.errors import LauncherError
 from launcher.runs.status import RunStatus, State, TaskStatus
 from tests.golden_messages import Golden
@@ -88,15 +88,13 @@ def test_jobs_that_do_not_end_with_their_run_are_ended_when_due() -> None:
         return {"metadata": head, "spec": {"completions": 2}, "status": status}
 
     ps, worker = role_job("ps", ends_after="0"), role_job("worker", ends_after="10")
-    assert unfinished_jobs(ClusterSnapshot("digits", [role_job("chief"), ps, worker]), NOW) == []
+    assert unfinished_jobs(RunSnapshot("digits", [role_job("chief"), ps, worker]), NOW) == []
     complete = role_job("chief", ended="2026-01-01T00:09:55Z")
-    assert unfinished_jobs(ClusterSnapshot("digits", [complete, ps, worker]), NOW) == [(ps, 0)]
-    assert unfinished_jobs(ClusterSnapshot("digits", [complete, ps, worker]), NOW + 5) == [(ps, 0), (worker, 0)]
+    assert unfinished_jobs(RunSnapshot("digits", [complete, ps, worker]), NOW) == [(ps, 0)]
+    assert unfinished_jobs(RunSnapshot("digits", [complete, ps, worker]), NOW + 5) == [(ps, 0), (worker, 0)]
     ps["spec"]["completions"] = 0
     assert (
-        unfinished_jobs(
-            ClusterSnapshot("digits", [complete, ps, role_job("worker", ended="2026-01-01T00:09:56Z", ends_after="10")]), NOW + 60
-        )
+        unfinished_jobs(RunSnapshot("digits", [complete, ps, role_job("worker", ended="2026-01-01T00:09:56Z", ends_after="10")]), NOW + 60)
         == []
     )
 
@@ -107,11 +105,11 @@ def test_workers_that_do_not_end_with_the_first_of_them_are_ended_when_due() -> 
     first = {"metadata": head, "status": {"phase": "Succeeded", **ended}}
     names = {"name": "w", "labels": head["labels"], "annotations": {"tf-launcher/ends-after": "10"}}
     workers = {"metadata": names, "spec": {"completions": 2}, "status": {"completedIndexes": "0"}}
-    assert unfinished_jobs(ClusterSnapshot("digits", [workers], [first]), NOW + 5) == [(workers, 1)]
-    assert unfinished_jobs(ClusterSnapshot("digits", [workers], [first]), NOW) == []
-    assert unfinished_jobs(ClusterSnapshot("digits", [workers]), NOW) == [(workers, 1)]  # its pod is deleted
-    assert unfinished_jobs(ClusterSnapshot("digits", [{**workers, "status": {"completedIndexes": "1,10"}}], [first]), NOW + 5) == []
-    assert unfinished_jobs(ClusterSnapshot("digits", [{**workers, "spec": {"completions": 1}}], [first]), NOW + 5) == []  # already ended
+    assert unfinished_jobs(RunSnapshot("digits", [workers], [first]), NOW + 5) == [(workers, 1)]
+    assert unfinished_jobs(RunSnapshot("digits", [workers], [first]), NOW) == []
+    assert unfinished_jobs(RunSnapshot("digits", [workers]), NOW) == [(workers, 1)]  # its pod is deleted
+    assert unfinished_jobs(RunSnapshot("digits", [{**workers, "status": {"completedIndexes": "1,10"}}], [first]), NOW + 5) == []
+    assert unfinished_jobs(RunSnapshot("digits", [{**workers, "spec": {"completions": 1}}], [first]), NOW + 5) == []  # already ended
 
 
 def job(start: str | None) -> dict[str, Any]:
@@ -124,43 +122,43 @@ def status(state: State, step: int | None = None) -> RunStatus:
 
 
 def test_a_run_that_waits_for_a_node_beyond_the_start_timeout_is_too_late(golden: Golden) -> None:
-    snapshot = ClusterSnapshot("digits", [job("2026-01-01T00:06:00Z")], [pod("Pending", deleted=None)])
-    reason = start_timeout_exceeded(status(State.PENDING), snapshot, NOW, 240)
+    snapshot = RunSnapshot("digits", [job("2026-01-01T00:06:00Z")], [pod("Pending", deleted=None)])
+    reason = start_failure(status(State.PENDING), snapshot, NOW, 240)
     golden(reason)
-    assert start_timeout_exceeded(status(State.PENDING), snapshot, NOW, 241) == ""
+    assert start_failure(status(State.PENDING), snapshot, NOW, 241) == ""
 
 
 def test_a_run_that_has_trained_or_waits_in_its_queue_is_not_too_late() -> None:
-    snapshot = ClusterSnapshot("digits", [job("2026-01-01T00:06:00Z")], [pod("Pending", deleted=None)])
-    assert start_timeout_exceeded(status(State.PENDING, step=7), snapshot, NOW, 1) == ""
-    assert start_timeout_exceeded(status(State.RUNNING), snapshot, NOW, 1) == ""
-    assert start_timeout_exceeded(status(State.PENDING), ClusterSnapshot("digits", [job(None)]), NOW, 1) == ""
+    snapshot = RunSnapshot("digits", [job("2026-01-01T00:06:00Z")], [pod("Pending", deleted=None)])
+    assert start_failure(status(State.PENDING, step=7), snapshot, NOW, 1) == ""
+    assert start_failure(status(State.RUNNING), snapshot, NOW, 1) == ""
+    assert start_failure(status(State.PENDING), RunSnapshot("digits", [job(None)]), NOW, 1) == ""
 
 
 def test_a_run_whose_tasks_have_all_started_is_not_too_late() -> None:
-    snapshot = ClusterSnapshot("digits", [job("2026-01-01T00:06:00Z")], [pod(deleted=None)])
-    assert start_timeout_exceeded(status(State.PENDING), snapshot, NOW, 1) == ""
+    snapshot = RunSnapshot("digits", [job("2026-01-01T00:06:00Z")], [pod(deleted=None)])
+    assert start_failure(status(State.PENDING), snapshot, NOW, 1) == ""
 
 
 def test_a_pod_that_replaces_one_that_ran_may_wait_for_its_node() -> None:
     replaced = pod("Pending", deleted=None)
     replaced["metadata"]["creationTimestamp"] = "2026-01-01T00:08:30Z"
-    snapshot = ClusterSnapshot("digits", [job("2026-01-01T00:06:00Z")], [replaced])
-    assert start_timeout_exceeded(status(State.PENDING), snapshot, NOW, 60) == ""
+    snapshot = RunSnapshot("digits", [job("2026-01-01T00:06:00Z")], [replaced])
+    assert start_failure(status(State.PENDING), snapshot, NOW, 60) == ""
     replaced["metadata"]["creationTimestamp"] = "2026-01-01T00:06:30Z"
-    assert start_timeout_exceeded(status(State.PENDING), snapshot, NOW, 60)
+    assert start_failure(status(State.PENDING), snapshot, NOW, 60)
 
 
 def test_a_run_is_too_late_only_if_this_launcher_has_seen_it_wait_for_so_long() -> None:
-    snapshot = ClusterSnapshot("digits", [job("2026-01-01T00:06:00Z")], [pod("Pending", deleted=None)])
+    snapshot = RunSnapshot("digits", [job("2026-01-01T00:06:00Z")], [pod("Pending", deleted=None)])
     reconciler = Reconciler(cast("Cluster", Refusing()), "digits", 60)
     # A launcher that begins to watch does not know how long the run has waited.
-    assert reconciler.start_timeout_reason(snapshot, status(State.PENDING), 0.05) == ""
+    assert reconciler.start_failure_seen(snapshot, status(State.PENDING), 0.05) == ""
     time.sleep(0.1)
-    assert reconciler.start_timeout_reason(snapshot, status(State.PENDING), 0.05)
-    assert reconciler.start_timeout_reason(snapshot, status(State.RUNNING), 0.05) == ""
+    assert reconciler.start_failure_seen(snapshot, status(State.PENDING), 0.05)
+    assert reconciler.start_failure_seen(snapshot, status(State.RUNNING), 0.05) == ""
     time.sleep(0.1)
-    assert reconciler.start_timeout_reason(snapshot, status(State.PENDING), 0.05) == ""  # it has run
+    assert reconciler.start_failure_seen(snapshot, status(State.PENDING), 0.05) == ""  # it has run
 
 
 class Refusing:
@@ -203,7 +201,7 @@ class UnreachableOnce(Refusing):
 
 def test_a_patch_that_an_unreachable_cluster_did_not_get_is_sent_again() -> None:
     cluster = UnreachableOnce()
-    reconciler, snapshot = Reconciler(cast("Cluster", cluster), "digits", 0), ClusterSnapshot("digits", (), [pod()])
+    reconciler, snapshot = Reconciler(cast("Cluster", cluster), "digits", 0), RunSnapshot("digits", (), [pod()])
     with pytest.raises(NoAnswerError):
         list(reconciler.reconcile(snapshot, status(State.RUNNING)))
     (message,) = reconciler.reconcile(snapshot, status(State.RUNNING))
@@ -214,7 +212,7 @@ def test_a_patch_that_an_unreachable_cluster_did_not_get_is_sent_again() -> None
 
 def test_a_user_who_may_not_mark_a_pod_as_failed_gets_the_command_once() -> None:
     reconciler = Reconciler(cast("Cluster", Refusing(pod())), "digits", 0)
-    snapshot = ClusterSnapshot("digits", (), [pod()])
+    snapshot = RunSnapshot("digits", (), [pod()])
     (message,) = reconciler.reconcile(snapshot, status(State.RUNNING))
     assert message.startswith(
         "worker-0 is stuck on the lost node node-1, and you lack permission to mark its pod as failed. A user who may patch pods/status can run: kubectl patch pod"
@@ -239,14 +237,14 @@ def test_a_pod_that_has_changed_since_it_was_seen_is_not_marked_as_failed_until_
     seen["metadata"]["resourceVersion"], current["metadata"]["resourceVersion"] = "7", "8"
     cluster = ClusterWithPod(current)
     reconciler = Reconciler(cast("Cluster", cluster), "digits", 0)
-    assert list(reconciler.reconcile(ClusterSnapshot("digits", (), [seen]), status(State.RUNNING))) == []
+    assert list(reconciler.reconcile(RunSnapshot("digits", (), [seen]), status(State.RUNNING))) == []
     assert current["status"]["phase"] == "Running"
-    (message,) = reconciler.reconcile(ClusterSnapshot("digits", (), [current]), status(State.RUNNING))
+    (message,) = reconciler.reconcile(RunSnapshot("digits", (), [current]), status(State.RUNNING))
     assert "was marked as failed" in message
     assert (current["status"]["phase"], current["status"]["reason"]) == ("Failed", "NodeLost")
     cluster.current = None  # it is gone
     reconciler = Reconciler(cast("Cluster", cluster), "digits", 0)
-    assert list(reconciler.reconcile(ClusterSnapshot("digits", (), [seen]), status(State.RUNNING))) == []
+    assert list(reconciler.reconcile(RunSnapshot("digits", (), [seen]), status(State.RUNNING))) == []
 
 
 def test_a_pod_that_has_changed_is_not_said_to_be_stuck_to_a_user_who_may_not_mark_it_as_failed() -> None:
@@ -254,7 +252,7 @@ def test_a_pod_that_has_changed_is_not_said_to_be_stuck_to_a_user_who_may_not_ma
     seen["metadata"]["resourceVersion"], current["metadata"]["resourceVersion"] = "7", "8"
     for cluster in (Refusing(current), Refusing()):  # it is gone
         reconciler = Reconciler(cast("Cluster", cluster), "digits", 0)
-        assert list(reconciler.reconcile(ClusterSnapshot("digits", (), [seen]), status(State.RUNNING))) == []
+        assert list(reconciler.reconcile(RunSnapshot("digits", (), [seen]), status(State.RUNNING))) == []
 
 
 def test_the_reason_why_a_run_does_not_start_is_reported_once_while_it_lasts() -> None:
@@ -263,7 +261,7 @@ def test_the_reason_why_a_run_does_not_start_is_reported_once_while_it_lasts() -
     later = dataclasses.replace(waiting, reason="chief: 5m: 0/6 nodes: insufficient nvidia.com/gpu")
     other = dataclasses.replace(waiting, reason="chief: 5m: ImagePullBackOff: Back-off pulling image", reason_code="chief: image")
     peers = dataclasses.replace(waiting, reason="chief: waiting for ps-0", reason_code="")  # the tasks report this themselves
-    notes = [note for one in (waiting, later, other, later, peers) for note in reconciler.reconcile(ClusterSnapshot("digits", ()), one)]
+    notes = [note for one in (waiting, later, other, later, peers) for note in reconciler.reconcile(RunSnapshot("digits", ()), one)]
     assert notes == [waiting.reason, other.reason]
 
 
@@ -271,15 +269,13 @@ def test_the_reason_why_a_claim_has_no_volume_is_reported_although_it_concerns_n
     reconciler = Reconciler(cast("Cluster", Refusing()), "digits", 60)
     reason = "there is no storage class x; write another storage.class"
     waiting = dataclasses.replace(status(State.PENDING), reason=reason, reason_code="storage")
-    assert [note for _ in range(2) for note in reconciler.reconcile(ClusterSnapshot("digits", ()), waiting)] == [waiting.reason]
+    assert [note for _ in range(2) for note in reconciler.reconcile(RunSnapshot("digits", ()), waiting)] == [waiting.reason]
 
 
 def test_jobs_of_another_controller_are_left_to_it_when_one_has_failed() -> None:
     owner = {"kind": "JobSet", "name": "digits", "controller": True}
     jobs = [{"metadata": {"name": f"digits-{role}-0", "ownerReferences": [owner]}} for role in ("chief", "worker")]
-    assert (
-        list(Reconciler(cast("Cluster", Refusing()), "digits", 60).reconcile(ClusterSnapshot("digits", jobs), status(State.FAILED))) == []
-    )
+    assert list(Reconciler(cast("Cluster", Refusing()), "digits", 60).reconcile(RunSnapshot("digits", jobs), status(State.FAILED))) == []
 
 
 def test_a_failure_after_a_run_has_succeeded_does_not_change_its_state() -> None:
@@ -293,7 +289,7 @@ def test_a_failure_after_a_run_has_succeeded_does_not_change_its_state() -> None
         ended_job("ps", "Failed", at, **{"tf-launcher/follows": "true"}) for at in ("2026-01-01T00:20:00Z", "2026-01-01T00:08:00Z")
     )
     states = [
-        pod_status.status(ClusterSnapshot("digits", [chief, other]), NOW).state
+        pod_status.status(RunSnapshot("digits", [chief, other]), NOW).state
         for other in (late, early, ended_job("ps", "Failed", "2026-01-01T00:20:00Z"))
     ]
     assert states == [State.SUCCEEDED, State.FAILED, State.FAILED]
@@ -308,7 +304,7 @@ def test_a_task_that_outgrows_its_storage_more_often_than_it_may_fail_ends_the_r
     def reason(*pods: dict[str, Any], ignored: int = 143, **owned: Any) -> str:
         policy = {"rules": [{"action": "Ignore", "onExitCodes": {"operator": "In", "values": [ignored]}}]}
         workers = objects.job("worker", 2, backoffLimitPerIndex=1, podFailurePolicy=policy)
-        return evicted_too_often(ClusterSnapshot("digits", [{**workers, "metadata": {**workers["metadata"], **owned}}], pods))
+        return eviction_failure(RunSnapshot("digits", [{**workers, "metadata": {**workers["metadata"], **owned}}], pods))
 
     twice = evicted(1), evicted(1)
     assert reason(*twice).startswith("worker-1, attempt 2: evicted for what it has stored: Pod ephemeral local storage usage exceeds")
@@ -321,9 +317,7 @@ def test_a_task_that_outgrows_its_storage_more_often_than_it_may_fail_ends_the_r
 def test_a_run_whose_job_was_deleted_is_not_taken_for_one_that_never_started() -> None:
     """Otherwise a launcher that has just begun to watch would end a run that has trained for hours."""
     cluster = cast("Cluster", SimpleNamespace(now=lambda: NOW))
-    snapshot, waiting = ClusterSnapshot("digits", [job("2026-01-01T00:00:00Z")], []), status(State.PENDING)
-    assert (
-        Reconciler(cluster, "digits", 60).start_timeout_reason(snapshot, waiting, 0).startswith("not started within limits.start_timeout")
-    )
+    snapshot, waiting = RunSnapshot("digits", [job("2026-01-01T00:00:00Z")], []), status(State.PENDING)
+    assert Reconciler(cluster, "digits", 60).start_failure_seen(snapshot, waiting, 0).startswith("not started within limits.start_timeout")
     broken = dataclasses.replace(waiting, missing=("job/digits-worker",))
-    assert Reconciler(cluster, "digits", 60).start_timeout_reason(snapshot, broken, 0) == ""
+    assert Reconciler(cluster, "digits", 60).start_failure_seen(snapshot, broken, 0) == ""

@@ -11,7 +11,7 @@ from launcher.backend.kubernetes.client import Cluster
 from launcher.backend.kubernetes.errors import ForbiddenError, explain
 from launcher.backend.kubernetes.in_cluster import RefusedError
 from launcher.backend.kubernetes.run_context import ObjectRef
-from launcher.backend.kubernetes.run_objects import await_ended, dry_run, existing_objects, require_sidecar_support
+from launcher.backend.kubernetes.run_objects import await_pods_deleted, dry_run, existing_objects, require_sidecar_support
 from launcher.errors import LauncherError, UsageError
 from tests.golden_messages import Golden
 from tests.launcher.backend.kubernetes.objects import NOW, StandInClock, running
@@ -65,5 +65,5 @@ def test_pods_of_a_lost_node_are_deleted_by_force_a_minute_after_their_grace_per
     pods = [pod]
     cluster = SimpleNamespace(list_objects=lambda *_: [*pods], now=lambda: NOW + clock.now, delete=lambda *_, **__: pods.clear())
     monkeypatch.setattr(run_objects, "time", clock)
-    assert await_ended(cast("Cluster", cluster), "digits", 720.0) == [pod]
+    assert await_pods_deleted(cast("Cluster", cluster), "digits", 720.0) == [pod]
     assert clock.now == pytest.approx(seconds, abs=1)

@@ -24,8 +24,8 @@ def leased(**lease: Any) -> dict[str, Any]:
 
 def test_the_launcher_that_starts_the_run_is_named_with_its_machine(golden: Golden) -> None:
     own = leased(host=socket.gethostname(), since=time.time() - 7, **run_record._process(os.getpid()))
-    golden(run_record.start_in_progress(own, time.time()), host=socket.gethostname())
-    assert run_record.start_in_progress(leased(host="elsewhere", since=time.time() - 7), time.time()).startswith(
+    golden(run_record.starting_launcher(own, time.time()), host=socket.gethostname())
+    assert run_record.starting_launcher(leased(host="elsewhere", since=time.time() - 7), time.time()).startswith(
         "started by `launcher up` on elsewhere"
     )
 
@@ -33,10 +33,10 @@ def test_the_launcher_that_starts_the_run_is_named_with_its_machine(golden: Gold
 def test_a_launcher_that_was_killed_during_the_start_is_not_waited_for() -> None:
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
         lease = {"host": socket.gethostname(), "since": time.time(), **run_record._process(process.pid)}
-        assert run_record.start_in_progress(leased(**lease), time.time())
+        assert run_record.starting_launcher(leased(**lease), time.time())
         process.kill()
-    assert run_record.start_in_progress(leased(**lease), time.time()) == ""
-    assert run_record.start_in_progress(leased(host="elsewhere", since=time.time() - 700), time.time()) == ""
+    assert run_record.starting_launcher(leased(**lease), time.time()) == ""
+    assert run_record.starting_launcher(leased(host="elsewhere", since=time.time() - 700), time.time()) == ""
 
 
 def test_a_launcher_in_another_container_of_the_same_host_name_is_not_taken_for_killed() -> None:
@@ -49,13 +49,13 @@ def test_a_launcher_in_another_container_of_the_same_host_name_is_not_taken_for_
         lease = json.loads(process.stdout.readline())
         # The container has its own process ids: outside, this one belongs to no process or to another.
         assert (lease["host"], lease["pid"]) == (socket.gethostname(), 1)
-        assert run_record.start_in_progress(leased(**lease), time.time()).startswith("started by `launcher up` on")
+        assert run_record.starting_launcher(leased(**lease), time.time()).startswith("started by `launcher up` on")
         process.kill()
 
 
 @pytest.mark.parametrize("record", [None, {}, {"metadata": {}}, leased(host="elsewhere"), leased(since="yesterday")])
 def test_a_record_without_a_valid_lease_allows_a_start(record: dict[str, Any] | None) -> None:
-    assert run_record.start_in_progress(record, time.time()) == ""
+    assert run_record.starting_launcher(record, time.time()) == ""
 
 
 class ClusterWithRecord:
@@ -108,7 +108,7 @@ def test_a_stored_status_keeps_all_that_is_known_of_its_tasks() -> None:
         TaskStatus("ps-0", State.STOPPED),
     )
     status = RunStatus("digits", "kubernetes", State.FAILED, tasks=tasks)
-    assert run_record.restored(run_record.dumped(status)) == status
+    assert run_record.status_from_json(run_record.status_to_json(status)) == status
 
 
 @pytest.mark.parametrize("count, attempts", [(3_900, 5), (10_000, 0), (20_000, 0)])
@@ -119,9 +119,9 @@ def test_a_status_of_many_tasks_fits_into_the_record(count: int, attempts: int) 
     tasks = tuple(
         TaskStatus(f"worker-{index}", State.FAILED, "its node is lost", restarts=restarts, started=1.7e9) for index in range(count)
     )
-    text = run_record.dumped(RunStatus("digits", "kubernetes", State.FAILED, "the chief failed", step=7, tasks=tasks))
+    text = run_record.status_to_json(RunStatus("digits", "kubernetes", State.FAILED, "the chief failed", step=7, tasks=tasks))
     assert len(text) <= 700_000
-    stored = run_record.restored(text)
+    stored = run_record.status_from_json(text)
     assert stored is not None
     assert (stored.state, stored.reason, stored.step) == (State.FAILED, "the chief failed", 7)
     assert [(task.name, task.state) for task in stored.tasks] == [(task.name, task.state) for task in tasks if count <= 10_000]

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from launcher.backend.kubernetes.log_lines import LogSelection
-from launcher.backend.kubernetes.pod_status import ClusterSnapshot, run_status
+from launcher.backend.kubernetes.pod_status import RunSnapshot, run_status
 from launcher.backend.kubernetes.run_context import RunContext
 from launcher.backend.kubernetes.task_events import TaskEvents
 from launcher.runs.status import EndedAttempt, Location, LogLine, State, TaskStatus
@@ -27,7 +27,7 @@ def test_the_chief_s_progress_is_the_run_s_and_it_reports_for_workers() -> None:
     )
     tasks = (TaskStatus("chief", State.RUNNING), TaskStatus("worker-0", State.RUNNING))
     location = Location("claim", "digits", "digits/", "namespace team-a")
-    run = run_status(ClusterSnapshot("digits", ()), tasks, task_events, RunContext(location))
+    run = run_status(RunSnapshot("digits", ()), tasks, task_events, RunContext(location))
     assert (run.step, run.steps, run.loss, run.checkpoint_step, run.eta) == (40, 100, 0.5, 30, 30.0)
     assert (run.tasks[1].local_step, run.tasks[1].examples_per_second) == (20, 50.0)
     assert (run.run_dir, str(run.run_dir)) == (location, "claim digits in namespace team-a, digits/")
@@ -72,7 +72,7 @@ def test_a_run_is_running_when_it_trains_and_no_pod_is_missing(
         TaskStatus(name, pod_state, "no room" if pod_state is State.PENDING else "")
         for name, pod_state in zip(("chief", "worker-0"), pod_statuses, strict=True)
     ]
-    run = run_status(ClusterSnapshot("digits", ()), tuple(tasks), task_events, RunContext())
+    run = run_status(RunSnapshot("digits", ()), tuple(tasks), task_events, RunContext())
     assert (run.state, run.reason) == (state, reason)
 
 
@@ -97,7 +97,7 @@ def test_restarts_in_a_pod_reduce_those_left_until_they_no_longer_count() -> Non
 def test_output_that_only_looks_like_an_event_is_ignored() -> None:
     task_events = TaskEvents("chief")
     task_events.apply([LogLine(1.0, "chief", '{"event":"progress","step":"many","task":7}'), LogLine(1.0, "chief", '{"event":')])
-    assert run_status(ClusterSnapshot("digits", ()), (TaskStatus("chief", State.RUNNING),), task_events, RunContext()).step is None
+    assert run_status(RunSnapshot("digits", ()), (TaskStatus("chief", State.RUNNING),), task_events, RunContext()).step is None
 
 
 def test_the_last_lines_are_those_of_each_task_over_its_attempts() -> None:

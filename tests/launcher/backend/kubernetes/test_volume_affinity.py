@@ -9,7 +9,7 @@ import pytest
 
 from launcher.backend.kubernetes import pod_status, port_forward
 from launcher.backend.kubernetes.client import Cluster
-from launcher.backend.kubernetes.pod_status import ClusterSnapshot
+from launcher.backend.kubernetes.pod_status import RunSnapshot
 from launcher.errors import LauncherError, UsageError
 from launcher.render.kubernetes.objects import VOLUME_LABEL
 from launcher.runs.status import TaskStatus
@@ -47,7 +47,7 @@ def waiting(role: str, message: str = "", node: str = "") -> dict[str, Any]:
 def task_status(*pods: dict[str, Any], events: tuple[dict[str, Any], ...] = (), provisioner: str = LOCAL_PATH) -> TaskStatus:
     """Return the status of the last pod's task."""
     jobs = [job(role) for role in dict.fromkeys(one["metadata"]["labels"]["app.kubernetes.io/component"] for one in pods)]
-    snapshot = ClusterSnapshot("digits", jobs, pods, [claim(provisioner)], events)
+    snapshot = RunSnapshot("digits", jobs, pods, [claim(provisioner)], events)
     role = pods[-1]["metadata"]["labels"]["app.kubernetes.io/component"]
     return next(task for task in pod_status.status(snapshot, NOW).tasks if task.name == role)
 
@@ -97,7 +97,7 @@ def test_an_evaluator_waits_for_the_chief_and_for_room_on_its_node(golden: Golde
 def test_a_pod_that_ties_others_to_a_lost_node_is_named_with_the_command_that_frees_them() -> None:
     tensorboard = mounting(running("tensorboard"), "node-3", conditions=[{"type": "Ready", "status": "False", "reason": "NodeNotReady"}])
     tensorboard["metadata"] |= {"deletionTimestamp": "2026-01-01T00:08:00Z", "namespace": "team"}
-    snapshot = ClusterSnapshot("digits", [job("chief")], [tensorboard, waiting("chief", NO_ROOM)], [claim()])
+    snapshot = RunSnapshot("digits", [job("chief")], [tensorboard, waiting("chief", NO_ROOM)], [claim()])
     (task,) = pod_status.status(snapshot, NOW).tasks
     assert "ties it to the node node-3, which is lost: the pod digits-tensorboard-0-00 still counts there" in task.reason
     assert (
@@ -129,7 +129,7 @@ def test_the_reason_has_the_events_of_each_of_two_volumes() -> None:
 
     def reason(*events: dict[str, Any]) -> str:
         pods = [lost("chief", "node-3"), new]
-        (task,) = pod_status.status(ClusterSnapshot("digits", [job("chief")], pods, bound, events), NOW).tasks
+        (task,) = pod_status.status(RunSnapshot("digits", [job("chief")], pods, bound, events), NOW).tasks
         return task.reason
 
     own = attach_event(new, "FailedAttachVolume", EXCLUSIVE.format("pvc-1"), 1)
@@ -161,7 +161,7 @@ def test_an_evaluator_that_was_drained_after_the_chief_s_end_has_a_remedy(
     tensorboards: list[dict[str, Any]], remedy: str, golden: Golden
 ) -> None:
     pods = [mounting(ended("chief", 0), "node-2"), *tensorboards, waiting("evaluator", NO_AFFINITY)]
-    snapshot = ClusterSnapshot("digits", [job("chief", 1, COMPLETE), job("evaluator")], pods, [claim()])
+    snapshot = RunSnapshot("digits", [job("chief", 1, COMPLETE), job("evaluator")], pods, [claim()])
     task = next(task for task in pod_status.status(snapshot, NOW).tasks if task.name == "evaluator")
     golden(task.reason)
     assert remedy in task.remedy

@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from launcher.backend.kubernetes import ended_status
+from launcher.backend.kubernetes import status_without_jobs
 from launcher.backend.kubernetes.pod_logs import stored_tasks
 from launcher.spec.loader import dump, load
 
@@ -20,8 +20,8 @@ def test_the_record_has_the_tasks(tmp_path: Path) -> None:
     file = tmp_path / "digits.yaml"
     file.write_text(SPEC)
     record = {"data": {"spec.json": json.dumps(dump(load(file, [])))}}
-    assert ended_status.tasks(record) == ["chief", "worker-0", "worker-1", "ps-0", "evaluator"]
-    assert ended_status.tasks({"data": {}}) == ended_status.tasks(None) == []
+    assert status_without_jobs.task_names(record) == ["chief", "worker-0", "worker-1", "ps-0", "evaluator"]
+    assert status_without_jobs.task_names({"data": {}}) == status_without_jobs.task_names(None) == []
 
 
 def test_without_a_record_the_stored_logs_have_the_tasks(tmp_path: Path) -> None:

@@ -12,8 +12,8 @@ from launcher.backend.kubernetes.pod_status import Object
 from launcher.runs.status import RunStatus
 from trainer.events import escaped
 
-STATUS = "tf-launcher/status"
-LINES = "tf-launcher/last-lines"
+STATUS_ANNOTATION = "tf-launcher/status"
+LINES_ANNOTATION = "tf-launcher/last-lines"
 # All annotations of an object may have 256 KiB: https://github.com/kubernetes/apimachinery/blob/master/pkg/api/validation/objectmeta.go
 _MAX_STATUS_SIZE = 120_000
 _MAX_LINES_SIZE = 100_000
@@ -31,12 +31,12 @@ class DeletedPod:
 
 def status_annotation(status: RunStatus) -> dict[str, str]:
     """Return the annotation with the end of a run, with less about its tasks if they are many."""
-    return {STATUS: run_record.dumped(status, _MAX_STATUS_SIZE)}
+    return {STATUS_ANNOTATION: run_record.status_to_json(status, _MAX_STATUS_SIZE)}
 
 
 def final(job: Object | None) -> RunStatus | None:
     """Return the end of the run that its attendant's Job records; None if it records none."""
-    return run_record.restored(pod_status.annotation(job, STATUS)) if job else None
+    return run_record.status_from_json(pod_status.annotation(job, STATUS_ANNOTATION)) if job else None
 
 
 def lines_annotation(pods: Iterable[DeletedPod]) -> dict[str, str]:
@@ -49,13 +49,13 @@ def lines_annotation(pods: Iterable[DeletedPod]) -> dict[str, str]:
         if available < 0:
             break
         newest.appendleft(item)
-    return {LINES: as_json(list(newest))}
+    return {LINES_ANNOTATION: as_json(list(newest))}
 
 
 def deleted_pods(job: Object | None) -> list[DeletedPod]:
     """Return the pods whose last lines the attendant has saved, in the order in which they were deleted."""
     try:
-        listed = json.loads(pod_status.annotation(job, LINES)) if job else []
+        listed = json.loads(pod_status.annotation(job, LINES_ANNOTATION)) if job else []
         return [DeletedPod(str(entry["pod"]), str(entry["task"]), tuple(map(str, entry["lines"]))) for entry in listed]
     except (ValueError, KeyError, TypeError):  # written by another version
         return []

@@ -1,10 +1,10 @@
-"""Comparison of a run with its record: whether its claim and its other objects still exist."""
+"""The recorded objects of a run that are missing in the cluster, its claim included."""
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from launcher.backend.kubernetes import diagnosis, ended_status, pod_status, run_record, status_source
+from launcher.backend.kubernetes import diagnosis, pod_status, run_record, status_source, status_without_jobs
 from launcher.backend.kubernetes.client import Cluster, Object
 from launcher.backend.kubernetes.errors import ForbiddenError
 from launcher.backend.kubernetes.object_fields import is_being_deleted
@@ -42,9 +42,9 @@ class MissingObjectsWatch:
 
     def _compare(self) -> MissingObjects:
         self.record = record = self._cluster.get("ConfigMap", run_record.name_of(self._run))
-        if run_record.start_in_progress(record, self._cluster.now()):  # the record still lists the objects of the earlier start
+        if run_record.starting_launcher(record, self._cluster.now()):  # the record still lists the objects of the earlier start
             return MissingObjects()
-        uid, name = run_record.claim(record), run_record.claim_name(self._run, record)
+        uid, name = run_record.claim_uid(record), run_record.claim_name(self._run, record)
         loss = None if uid is None else data_loss(name, uid, self._cluster.get(_CLAIM, name))
         if run_record.stopping(record) is not None:  # it is being stopped
             return MissingObjects(loss)
@@ -59,7 +59,11 @@ class MissingObjectsWatch:
         expire = {"Job"} if ((run_record.spec(record) or {}).get("kubernetes") or {}).get("ttl") else set()
         deleted = tuple(ref for ref, thing in unlabelled.items() if thing is None and ref.kind not in expire)
         return MissingObjects(
-            loss, deleted, tuple(active), tuple(ended_status.tasks(record)), reason(self._run, deleted, active, self._cluster.namespace)
+            loss,
+            deleted,
+            tuple(active),
+            tuple(status_without_jobs.task_names(record)),
+            reason(self._run, deleted, active, self._cluster.namespace),
         )
 
 

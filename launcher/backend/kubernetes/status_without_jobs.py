@@ -13,7 +13,7 @@ from launcher.runs.status import RunStatus, State, TaskStatus
 BACKEND = "kubernetes"
 
 
-def status(cluster: Cluster, snapshot: pod_status.ClusterSnapshot, directory: Path, ended: RunStatus | None) -> RunStatus | None:
+def status(cluster: Cluster, snapshot: pod_status.RunSnapshot, directory: Path, ended: RunStatus | None) -> RunStatus | None:
     """Return the status of a run without Jobs; None if the run does not exist.
 
     `snapshot` has its last known objects, perhaps a JobSet that has no Jobs yet; `directory` has this machine's copies of its pods' logs; `ended` is
@@ -23,18 +23,18 @@ def status(cluster: Cluster, snapshot: pod_status.ClusterSnapshot, directory: Pa
     record = cluster.get("ConfigMap", run_record.name_of(run))
     location = status_source.on_claim(run_record.claim_name(run, record), cluster, run)
     spec = run_record.spec(record) or {}
-    task_names = tasks(record) or stored_tasks(directory)
+    names = task_names(record) or stored_tasks(directory)
 
     def run_status(state: State, reason: str, task_statuses: Iterable[TaskStatus]) -> RunStatus:
         return RunStatus(run, BACKEND, state, reason, run_dir=location, strategy=str(spec.get("strategy", "")), tasks=tuple(task_statuses))
 
     if pods := status_source.pods_of(cluster, run):
-        return run_status(State.RUNNING, "it is being stopped", _stopping_tasks(task_names, pods))
+        return run_status(State.RUNNING, "it is being stopped", _stopping_tasks(names, pods))
     if snapshot.jobset and not pod_status.creates_no_more_jobs(snapshot.jobset):
         reason = pod_status.queue_reason(snapshot) or f"its JobSet {snapshot.jobset['metadata']['name']} has no Jobs yet"
-        return run_status(State.PENDING, reason, (TaskStatus(task, State.PENDING) for task in task_names))
-    if message := run_record.start_in_progress(record, cluster.now()):
-        return run_status(State.PENDING, f"it is being {message}", (TaskStatus(task, State.PENDING) for task in task_names))
+        return run_status(State.PENDING, reason, (TaskStatus(task, State.PENDING) for task in names))
+    if message := run_record.starting_launcher(record, cluster.now()):
+        return run_status(State.PENDING, f"it is being {message}", (TaskStatus(task, State.PENDING) for task in names))
     if final := run_record.final(record) or run_record.stopping(record):
         return final
     if record is None and ended is not None:
@@ -45,21 +45,21 @@ def status(cluster: Cluster, snapshot: pod_status.ClusterSnapshot, directory: Pa
     state = State.UNKNOWN if ttl else State.STOPPED
     cause = f"finished more than kubernetes.ttl ({ttl}) ago while no launcher watched, or were deleted" if ttl else "were deleted"
     reason = f"its Jobs {cause}; `up` resumes from its last checkpoint"
-    return run_status(state, reason, (TaskStatus(task, state) for task in task_names))
+    return run_status(state, reason, (TaskStatus(task, state) for task in names))
 
 
-def tasks(record: Object | None) -> list[str]:
+def task_names(record: Object | None) -> list[str]:
     """Return the tasks of the last start of the run; none if they are not known."""
     roles = (run_record.spec(record) or {}).get("roles") or {}
     sizes = {role: int((roles.get(role) or {}).get("replicas", 0)) for role in role_rules.ROLE_ORDER}
     return [role_rules.task_name(role, index) for role, size in sizes.items() for index in range(size)]
 
 
-def _stopping_tasks(task_names: Iterable[str], pods: Iterable[Object]) -> list[TaskStatus]:
+def _stopping_tasks(names: Iterable[str], pods: Iterable[Object]) -> list[TaskStatus]:
     remaining = sorted({pod_status.task_of(pod) for pod in pods})
     return [
         TaskStatus(task, State.RUNNING, "is being stopped") if task in remaining else TaskStatus(task, State.STOPPED)
-        for task in dict.fromkeys([*task_names, *remaining])
+        for task in dict.fromkeys([*names, *remaining])
     ]
 
 

@@ -7,10 +7,10 @@ from typing import Any, cast
 
 import pytest
 
-from launcher.backend.kubernetes import inventory, pod_status, run_record
+from launcher.backend.kubernetes import missing_objects, pod_status, run_record
 from launcher.backend.kubernetes.client import Cluster
 from launcher.backend.kubernetes.errors import ForbiddenError
-from launcher.backend.kubernetes.pod_status import ClusterSnapshot
+from launcher.backend.kubernetes.pod_status import RunSnapshot
 from launcher.backend.kubernetes.run_context import MissingObjects, ObjectRef, RunContext
 from launcher.backend.kubernetes.task_events import TaskEvents
 from launcher.runs.status import RunStatus, State, TaskStatus
@@ -32,7 +32,7 @@ def claim(**head: Any) -> dict[str, Any]:
     ],
 )
 def test_a_claim_that_was_deleted_or_replaced_is_a_loss(current: dict[str, Any] | None, code: str | None, message: str) -> None:
-    loss = inventory.data_loss("digits", "1", current)
+    loss = missing_objects.data_loss("digits", "1", current)
     assert (loss.code if loss else None) == code
     assert loss is None or message in loss.message
 
@@ -48,7 +48,7 @@ JOBS = {role: ObjectRef("Job", f"digits-{role}", role) for role in ("chief", "wo
 
 def status_with(missing: MissingObjects, *tasks: str, state: State = State.RUNNING) -> RunStatus:
     statuses = tuple(TaskStatus(task, state) for task in tasks)
-    missing = replace(missing, reason=inventory.reason("digits", missing.deleted, missing.unlabelled, "team-a"))
+    missing = replace(missing, reason=missing_objects.reason("digits", missing.deleted, missing.unlabelled, "team-a"))
     return RunContext(missing_objects=missing).add_to(RunStatus("digits", "kubernetes", state, eta=840.0, tasks=statuses))
 
 
@@ -78,7 +78,7 @@ def test_a_job_without_labels_comes_with_the_command_that_restores_them_also_in_
 def test_the_reason_of_a_run_names_lost_objects_instead_of_the_reasons_of_its_pods() -> None:
     missing = MissingObjects(unlabelled=(JOBS["worker"],), tasks=TASKS, reason="job/digits-worker has lost its labels")
     task_events, chief = TaskEvents(""), TaskStatus("chief", State.PENDING, "waits for a node")
-    run = pod_status.run_status(ClusterSnapshot("digits", ()), (chief,), task_events, RunContext(missing_objects=missing))
+    run = pod_status.run_status(RunSnapshot("digits", ()), (chief,), task_events, RunContext(missing_objects=missing))
     assert (run.state, run.reason, run.reason_task, run.missing) == (State.PENDING, missing.reason, "", ("job/digits-worker",))
 
 
@@ -94,9 +94,9 @@ def test_a_run_that_is_being_started_misses_nothing() -> None:
     empty = SimpleNamespace(
         get=lambda kind, _: record if kind == "ConfigMap" else None, now=lambda: 1010.0, list_objects=lambda *_: [], namespace="a"
     )
-    assert inventory.MissingObjectsWatch(cast("Cluster", empty), "digits").check() == MissingObjects()
+    assert missing_objects.MissingObjectsWatch(cast("Cluster", empty), "digits").check() == MissingObjects()
     empty.now = lambda: 1_000_000.0  # long after the lease has expired
-    assert inventory.MissingObjectsWatch(cast("Cluster", empty), "digits").check().deleted == (ObjectRef("Job", "digits-chief", "1"),)
+    assert missing_objects.MissingObjectsWatch(cast("Cluster", empty), "digits").check().deleted == (ObjectRef("Job", "digits-chief", "1"),)
 
 
 def test_a_user_who_may_not_read_the_attendant_s_role_still_sees_that_a_job_is_missing() -> None:
@@ -112,7 +112,7 @@ def test_a_user_who_may_not_read_the_attendant_s_role_still_sees_that_a_job_is_m
         return [] if kind == "Job" else get(kind, "")
 
     cluster = SimpleNamespace(get=get, list_objects=list_objects, list_or_empty=lambda *_: [], now=lambda: 0.0, namespace="a")
-    missing = inventory.MissingObjectsWatch(cast("Cluster", cluster), "digits").check()
+    missing = missing_objects.MissingObjectsWatch(cast("Cluster", cluster), "digits").check()
     assert missing.deleted == (ObjectRef("Job", "digits-chief", "1"),)
 
 
@@ -127,13 +127,13 @@ def test_the_attendant_s_job_is_one_of_the_labelled_jobs() -> None:
         for name in ("chief", "attendant", "copy")
     ]
     cluster = SimpleNamespace(list_objects=lambda *_: jobs)
-    assert [one.name for one in inventory.labelled(cast("Cluster", cluster), "digits", "Job")] == ["chief", "attendant"]
+    assert [one.name for one in missing_objects.labelled(cast("Cluster", cluster), "digits", "Job")] == ["chief", "attendant"]
 
 
 def test_the_record_is_read_again_once_the_run_has_other_jobs() -> None:
     records = iter({"metadata": {}, "data": {"start": start}} for start in ("first", "second"))
     cluster = SimpleNamespace(get=lambda kind, _: next(records) if kind == "ConfigMap" else None, now=lambda: 0.0, namespace="a")
-    watch = inventory.MissingObjectsWatch(cast("Cluster", cluster), "digits")
+    watch = missing_objects.MissingObjectsWatch(cast("Cluster", cluster), "digits")
     for uid, start in (("1", "first"), ("1", "first"), ("2", "second")):
         watch.check([{"metadata": {"uid": uid}}])
         assert (watch.record or {})["data"]["start"] == start
