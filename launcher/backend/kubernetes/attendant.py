@@ -2,7 +2,8 @@
 
 `python -m launcher.backend.kubernetes.attendant RUN --node-lost SECONDS --start-timeout SECONDS [--webhook FILE [--allow-http]]`, in a pod
 whose account may do that. It exits with 0 when the run has ended, no work is left, and the messages to people were sent or have failed for ten
-minutes. If it ends earlier, by a signal or with its node, another pod continues: all its state is in the cluster.
+minutes, or when the run's Jobs were deleted; with 1 if the account lacks a right. If it ends earlier, by a signal or with its node, another pod
+continues: all its state is in the cluster.
 """
 
 import argparse
@@ -35,7 +36,7 @@ _SUCCEEDED_OR_FAILED = frozenset({State.SUCCEEDED, State.FAILED})  # not where a
 
 
 class Attendant:
-    """Attends one run. Call `reconcile` until `is_done`; it raises LauncherError."""
+    """Attends one run. Call `reconcile`, which may raise LauncherError, until `is_done`."""
 
     def __init__(self, cluster: Cluster, run: str, node_lost: float, start_timeout: float, webhook: Channel | None = None) -> None:
         self._cluster, self._run, self._start_timeout = cluster, run, start_timeout
@@ -159,7 +160,7 @@ def run_is_idle(snapshot: RunSnapshot) -> bool:
 
 
 def attend(attendant: Attendant) -> int:
-    """Attend a run to its end; return an exit code. Retries while the cluster does not answer."""
+    """Attend a run to its end; return 0, or 1 if the account lacks a right. Other errors are logged, and it tries again."""
     last_error = ""
     while not attendant.is_done():
         try:

@@ -62,7 +62,7 @@ def deleted_pods(job: Object | None) -> list[DeletedPod]:
 
 
 class LastLines:
-    """Keeps the last lines of each pod that another reader reads."""
+    """A LogSink that keeps the last lines of each pod."""
 
     def __init__(self) -> None:
         self.ended_streams = 0  # see LogSink

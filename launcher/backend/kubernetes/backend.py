@@ -1,7 +1,7 @@
 """The Kubernetes backend: the calls behind the CLI's verbs.
 
 It keeps no state of its own: the cluster's Jobs restart tasks, its API has their status, and a record there (run_record.py) has the spec.
-This machine only stores in which cluster a run was started, and the logs of deleted pods (runs/cluster_cache.py).
+This machine only stores in which cluster a run was started, and the logs that it has read (runs/cluster_cache.py).
 """
 
 import contextlib
@@ -223,7 +223,7 @@ class KubernetesBackend:
         return run_record.spec(self._cluster(name).get("ConfigMap", run_record.name_of(name)))
 
     def reconcile(self, name: str) -> list[str]:
-        """Mark pods of lost nodes as failed, end a run that does not start in time, free the nodes of a failed run."""
+        """Do the work of a watching launcher (reconcile.py), send messages that are due, record the end; return messages for the user."""
         watched = self._watched(name)
         messages: list[str] = []
         try:
@@ -364,7 +364,7 @@ class KubernetesBackend:
             return task_stacks.receive(task, connection)
 
     def stop(self, name: str, *, now: bool = False, report: Callable[[str], object] | None = None) -> dict[str, int]:
-        """Ask every task to save and stop, or kill all at once; return when only the run's data and record are left. Idempotent."""
+        """Ask every task to save and stop, or kill all at once, until only the run's data and record are left; return the number of deleted objects by kind. Idempotent."""
         watched = self._watched(name)
         status = self._status(watched, name)
         is_reserved = name in self._leases

@@ -20,9 +20,9 @@ _PLUGIN_INTERVAL = 30.0
 
 
 def namespaces() -> tuple[dict[str, str], str]:
-    """Return the namespaces of the kubeconfig's contexts, empty for the default, and its current context.
+    """Return the kubeconfig's contexts, name -> namespace (empty for the default), and its current context.
 
-    That is empty if there is none, and may be the name of a deleted context. Raises ConfigException without contexts.
+    The latter is empty if none is set, and may be a deleted one. Raises ConfigException without contexts.
     """
     with _damage_reported():
         merged = KubeConfigMerger(_kubeconfig()).config

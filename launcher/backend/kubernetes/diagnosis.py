@@ -41,7 +41,7 @@ _IMAGE_CAUSES: tuple[tuple[str, str], ...] = (
     (r"\"localhost/", "load it on {node} (no registry is asked for this name), or push it to one that the nodes reach: launcher image build --push NAME, and `image: NAME`"),
     (r"no such host|server misbehaving|i/o timeout|connection refused|no route to host", "see that {node} reaches the registry and finds its name"),
     (r"x509|certificate", "have {node} trust the certificate of the registry"),
-    (r"\b40[13]\b|unauthorized|authorization failed|denied|no basic auth", "{credentials}, where the image is there at all"),
+    (r"\b40[13]\b|unauthorized|authorization failed|denied|no basic auth", "{credentials}, if the image exists there"),
 )  # fmt: skip
 # Why a container waits -> (kind, remedy, final).
 _WAITING: dict[str, tuple[str, str, bool]] = {
@@ -63,7 +63,7 @@ _OWN_CONFIG = r'configmap "{run}-(?:cluster|(?:cluster|parent|code)-\w+)" not fo
 # A task's message that it may not write to the run's volume.
 _RUNS = rf"(?<![\w./-]){CONTAINER_RUNS}\b"
 _VOLUME_DENIED = re.compile(rf"permission ?denied.*{_RUNS}|{_RUNS}.*permission ?denied", re.IGNORECASE)
-VOLUME_REMEDY = "its volume belongs to another user: write that one's id in kubernetes.user; `launcher doctor FILE` says which it is"
+VOLUME_REMEDY = "its volume belongs to another user: set kubernetes.user to that user's id, which `launcher doctor FILE` shows"
 _NOT_STARTED = "StartError"  # the reason of a container that ended without having run
 NO_PYTHON = "python"  # the kind of a container's problem whose image lacks python3
 # Messages of the container runtimes runc and crun about that.
@@ -82,7 +82,7 @@ _POD: dict[str, tuple[str, str, str]] = {
 # A pod that the kubelet evicts because it exceeded its limits has no DisruptionTarget, and counts as a failure.
 _EXCEEDED = (
     "excess",
-    "evicted for what it has stored",
+    "evicted: it exceeded a limit of storage",
     "let it store less, or raise the limit: sizeLimit of the volume, or ephemeral-storage in kubernetes.overrides or the namespace's LimitRange",
 )
 # Messages of events -> (kind, message, remedy). The first match counts.
@@ -91,7 +91,7 @@ _EVENTS: tuple[tuple[str, str, str, str], ...] = (
     (r"violates PodSecurity \"?([\w:.-]+)", "admission", "Pod Security {0} does not admit it", "leave out `security: image`, and what kubernetes.overrides adds"),
     (r"no PriorityClass with name ([\w.-]+)", "admission", "there is no priority class {0}", "write another kubernetes.priority_class"),
     (r"RuntimeClass \"?([\w.-]+)\"? not found", "admission", "there is no runtime class {0}", "write another kubernetes.runtime_class"),
-    (r"admission webhook \"([\w.-]+)\" denied", "admission", "the cluster's webhook {0} does not admit it", "ask who runs the cluster"),
+    (r"admission webhook \"([\w.-]+)\" denied", "admission", "the cluster's webhook {0} does not admit it", "ask the cluster's administrator"),
     (r"must specify ([\w./-]+)", "quota", "the namespace wants {0} from every pod", "give every role cpu and memory"),
     (r"[Ss]torage[Cc]lass\S* \"([\w.-]+)\" not found", "storage", "there is no storage class {0}", "write another storage.class"),
     (r"no persistent volumes available.*no storage class is set", "storage", "the cluster has no default storage class", "write storage.class"),
@@ -209,7 +209,7 @@ def diagnose_disruption(status: Object) -> Diagnosis | None:
     target = true_condition(status, "DisruptionTarget")
     if target is None:
         return None
-    message = f"moved away: {target.get('reason', '')}" + _because(target.get("message"))
+    message = f"disrupted: {target.get('reason', '')}" + _because(target.get("message"))
     return Diagnosis("evicted", message, "it is replaced; this does not count")
 
 
@@ -328,7 +328,7 @@ def _diagnose_scheduling(pod: Object, nodes: Sequence[Object]) -> Diagnosis | No
     if lacking := re.search(r'persistentvolumeclaim "([^"]*)" not found', message):
         return Diagnosis("storage", f"there is no claim {lacking[1]}", "create it: kubectl apply -f CLAIM.yaml")
     if "unbound immediate PersistentVolumeClaims" in message:
-        return Diagnosis("storage", "its volume is not there yet", "see kubectl describe pvc")
+        return Diagnosis("storage", "its volume is not provisioned yet", "see kubectl describe pvc")
     if not _UNSCHEDULABLE.search(message):
         return Diagnosis("nodes", _line(message) or "no node takes it", "see kubectl describe pod")
     summary = unschedulable(message)

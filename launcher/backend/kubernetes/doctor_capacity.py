@@ -110,7 +110,7 @@ def subtract_requests(nodes: Sequence[Node], pods: Sequence[Object]) -> None:
 
 
 def unschedulable_roles(nodes: Sequence[Node], spec: ClusterSpec, colocated: Collection[str] = ()) -> list[str]:
-    """Return the roles of which tasks fit on no node, with the number of these tasks; the largest tasks are scheduled first.
+    """Return `NUMBER ROLE` for each role with tasks that fit on no node; the largest tasks are placed first.
 
     All tasks of the `colocated` roles are scheduled together on one node.
     """

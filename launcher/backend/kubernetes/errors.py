@@ -24,7 +24,7 @@ _KNOWN: tuple[tuple[str, str, str], ...] = (
     (r'violates PodSecurity "?([\w:.-]+)', "Pod Security {0} does not admit it", "leave out what kubernetes.overrides adds"),
     (r"exceeded quota: ([\w.-]+)", "the namespace's quota {0} is used up", "free some of it, or have it raised"),
     (r"(?:minimum|maximum) \S+ usage per", "a LimitRange of the namespace does not admit it",
-     "write cpu and memory that it admits, for the role, `tensorboard` or `kubernetes.helper`"),
+     "set cpu and memory within it, for the role, `tensorboard` or `kubernetes.helper`"),
     (r"unknown field \"([\w.]+)\"|field not declared in schema", "the cluster does not know a field", "set kubernetes.version to the cluster's own"),
     (r"is invalid", "the cluster does not take it", "check kubernetes.overrides, and kubernetes.version"),
 )  # fmt: skip
@@ -103,7 +103,7 @@ def explain(error: Exception, action: str) -> LauncherError:
 
 
 def no_access(namespace: str, action: str = "", rule: str = "") -> ForbiddenError:
-    """Return the error of a user without any right in a namespace. Its name may be mistyped: the API server does not report if it exists."""
+    """Return the error of a user without any right in a namespace. Its name may be mistyped: the API server does not report whether it exists."""
     return ForbiddenError(
         f"{action}: you have no rights in the namespace {namespace}".removeprefix(": "),
         f"check the name {namespace}: --namespace, LAUNCHER_NAMESPACE, kubernetes.namespace, or the one of your context; "

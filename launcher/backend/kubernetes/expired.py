@@ -56,7 +56,7 @@ def by_run_json(unknown: RunStatus, facts: Mapping[str, Any], digest: str) -> Ru
 
 
 def by_events(unknown: RunStatus, jobs: Mapping[str, str], events: Iterable[Object]) -> RunStatus | None:
-    """Return the status that events of `jobs` (uid -> name) tell; None if they do not tell how the run has ended. Pure."""
+    """Return the run's end from the events of `jobs` (uid -> name); None if they do not show it. Pure."""
     ends: dict[str, tuple[str, str]] = {}
     for event in events:
         uid, reason = event.get("involvedObject", {}).get("uid"), event.get("reason")

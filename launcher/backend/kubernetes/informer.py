@@ -9,7 +9,7 @@ from launcher.backend.kubernetes.client import Cluster, Object, status_of
 from launcher.backend.kubernetes.errors import TransientError
 from launcher.errors import LauncherError
 
-# Seconds after which the API server ends a watch, which is then opened again from the same version. A dead connection is noticed within them, too.
+# Seconds after which the API server ends a watch, which is then opened again from the same version. A dead connection is noticed within five seconds more.
 _WATCH_TIMEOUT = 30
 _RETRY_INTERVAL = 1.0  # seconds between two requests to watch, at the least
 _IDLE_TIMEOUT = 60.0  # seconds without a call after which a watch ends

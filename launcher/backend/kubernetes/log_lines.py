@@ -95,7 +95,7 @@ def follow(
 
 
 def _store_attendant_lines(cluster: Cluster, run: str, directory: Path) -> None:
-    """Store on this machine the last lines that the run's attendant has saved of deleted pods; nothing if its Job cannot be read."""
+    """Copy the deleted pods' last lines from the attendant's Job to this machine; do nothing if the Job cannot be read."""
     with contextlib.suppress(LauncherError):
         for pod in attendant_annotations.deleted_pods(cluster.get("Job", f"{run}-{ATTENDANT}")):
             store_last(directory, pod.task, pod.name, pod.lines)

@@ -89,7 +89,7 @@ def has_ended(thing: Object) -> bool:
 
 
 def recorded_objects(record: Object | None) -> list[ObjectRef]:
-    """Return the objects that the last start of a run has created, except its claim, from its record; none while it starts."""
+    """Return the objects that the last start of a run has created, except its claim, from its record."""
     return [ObjectRef(*entry) for entry in run_record.recorded_objects(record)]
 
 

@@ -21,7 +21,7 @@ from launcher.runs.status import RunStatus
 from launcher.spec.notification import Webhook
 
 NOTIFIED_ANNOTATION = "tf-launcher/notified"
-_SENDER_MARGIN = 90.0  # seconds after a sender's own time after which it counts as dead
+_SENDER_MARGIN = 90.0  # seconds beyond its own time after which a sender counts as dead
 _STALL_CHECK_INTERVAL = 60.0  # seconds between two checks whether to report a stall again
 _RETRY_INTERVAL = 1.0  # seconds, after another watcher has changed the annotation
 _POLL_INTERVAL = 0.1

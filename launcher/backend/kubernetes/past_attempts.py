@@ -26,10 +26,10 @@ _CAUSES = {
 def attempts(
     job: Object, events: Iterable[Object], pods: Iterable[Object], seen: Mapping[str, Object]
 ) -> dict[str, tuple[str, EndedAttempt]]:
-    """Return by name each deleted pod of a Job: its task, and how the attempt ended.
+    """Return for each deleted pod of a Job: name -> task, and how the attempt ended.
 
-    `events` are the known ones of the namespace, `pods` those that exist, `seen` by name those that were seen earlier. The cluster drops events of
-    a Job with many pods: then only pods that were seen earlier are found.
+    `events` are the known ones of the namespace, `pods` those that exist, `seen`: name -> a pod as last seen. The cluster drops events of a Job
+    with many pods: then only pods that were seen are found.
     """
     known_events, existing = list(events), {pod["metadata"]["name"]: pod for pod in pods}
     created = _created_pods(job, known_events)
@@ -46,7 +46,7 @@ def attempts(
 
 
 def _created_pods(job: Object, events: Iterable[Object]) -> dict[str, tuple[str, float]]:
-    """Return by name the task and the creation time of each pod that a Job created, as far as its events tell."""
+    """Return for each pod that a Job created: name -> task and creation time, as far as the Job's events tell."""
     metadata, created = job["metadata"], {}
     for event in events:
         match = (

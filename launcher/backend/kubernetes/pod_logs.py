@@ -40,7 +40,7 @@ _READ_ELSEWHERE_TIME = 5.0
 
 
 class LogSink(Protocol):
-    """Another reader, to which a reader passes its lines."""
+    """Receives the lines that a PodLogs reads."""
 
     ended_streams: int  # so far
 
@@ -76,7 +76,10 @@ class PodLogs:
         self.ended_streams = 0  # so far, of the other reader too
 
     def new_lines(self, pods: Iterable[Object], *, tail: int | None = None) -> list[LogLine]:
-        """Return the new lines, in order of time; of a pod not read before all, or the last `tail`, but at least one, from which later calls continue."""
+        """Return the new lines, in order of time.
+
+        Of a pod not read before these are all lines, or the last `tail`, but at least one, so that later calls know where to continue.
+        """
         with self._lock:
             self.unanswered = False
             pods = list(pods)
@@ -210,7 +213,7 @@ class PodLogs:
                 self._after[uid] = last
 
     def discarded(self, pod: Object, directory: Path) -> list[LogLine]:
-        """Return the stored lines of a pod from before the first line read, which its node has discarded since. A gap between is marked."""
+        """Return the stored lines of a pod that its node has discarded since: those before the first line read here. A gap between the two is marked."""
         task, first = task_of(pod), self._first.get(pod["metadata"]["uid"], _BEFORE_ALL)
         path = directory / _file(task, pod["metadata"]["name"])
         until = self._stored_before.get(path, _BEFORE_ALL)
@@ -224,7 +227,7 @@ class PodLogs:
     def stored_since(self, directory: Path, pods: Iterable[Object]) -> list[LogLine]:
         """Return in order of time the lines that another reader has stored of the pods read here, after the last line read here.
 
-        `pods` still exist and are left out: their logs were read to the end. A node may return the log of a pod that is being deleted without its last lines.
+        Leave out `pods`, which still exist: their logs were read to the end. A node may return the log of a pod that is being deleted without its last lines.
         """
         known = {pod["metadata"]["uid"] for pod in pods}
         with self._lock:
@@ -308,7 +311,7 @@ def stored_lines(directory: Path, pods: Iterable[Object], tasks: list[str]) -> I
 
 
 def store_last(directory: Path, task: str, pod: str, lines: Iterable[str]) -> None:
-    """Store the last lines of a deleted pod, each after its timestamp, as another process has saved them; do nothing if lines of it are stored here."""
+    """Store a deleted pod's last lines, `TIMESTAMP TEXT`, which its run's attendant has saved; do nothing if some are stored here."""
     path = directory / _file(task, pod)
     if path.exists():
         return
@@ -373,7 +376,7 @@ def _query(after: str) -> list[tuple[str, str]]:
 
 
 def _with_gap_marked(task: str, entries: list[tuple[str, bytes]], after: str) -> list[tuple[str, bytes]]:
-    """Return the lines, after a mark if the node has discarded lines: then the first is newer than the last line read, of the timestamp `after`."""
+    """Return the lines, after a gap line if the node has discarded some: none is as old as the last line read, of the timestamp `after`."""
     return [_gap(task, after), *entries] if entries and _BEFORE_ALL < after < entries[0][0] else entries
 
 

@@ -52,7 +52,7 @@ _UNITS = ((86400, "d"), (3600, "h"), (60, "m"), (1, "s"))
 class RunSnapshot:
     """Objects of one run from the API: its Jobs, the pods of its tasks, its claims, and the namespace's events.
 
-    `past_attempts` has by task the attempts whose pods were deleted. `jobset` is the JobSet that has created the Jobs and knows whether they have ended
+    `past_attempts`: task -> the attempts whose pods were deleted. `jobset` is the JobSet that has created the Jobs and knows whether they have ended
     for good; None if there is none, or it may not be read. `queued` are the namespace's Workloads of Kueue, if the run waits for a queue. `nodes`
     are the cluster's nodes, read only if a pod cannot be scheduled and the user may list nodes.
     """

@@ -1,7 +1,7 @@
 """Work that a watching launcher, or the attendant, does for a run on Kubernetes.
 
-It marks pods of lost nodes as failed, decides when to end a run that never starts, suspends the Jobs of a failed run, and ends Jobs that would
-outlive a run's success.
+It marks pods of lost nodes as failed, decides when to end a run that never starts or whose tasks are evicted too often, suspends the Jobs of a
+failed run, ends Jobs that would outlive a run's success, and reports what blocks a run.
 """
 
 import time
@@ -99,7 +99,7 @@ def eviction_failure(snapshot: RunSnapshot) -> str:
     """Return the reason to end a run if a task exceeded its limits and was evicted more often than it may fail; else an empty text. Pure.
 
     The Job does not count such a pod (exit code 143) if the spec sets no storage limit and either the pod has no
-    trainer or its grace period is too short.
+    trainer's parent or its grace period is too short.
     """
     for job in [] if pod_status.controller_of(snapshot.jobs) else filter(_ignores_stops, snapshot.jobs):
         limit = job["spec"].get("backoffLimitPerIndex", job["spec"].get("backoffLimit"))

@@ -1,4 +1,4 @@
-"""Facts about a run that its Jobs and pods do not have: its storage, its user, and which of its recorded objects are missing. Pure."""
+"""Facts about a run beside the states of its tasks: location, user, attendant, messages, missing objects. Pure."""
 
 import dataclasses
 from dataclasses import dataclass
@@ -44,7 +44,7 @@ class MissingObjects:
 
 @dataclass(frozen=True)
 class RunContext:
-    """Facts of a run's status that its Jobs, pods and tasks do not have."""
+    """Facts of a run's status beside the states of its tasks."""
 
     location: Location | None = None
     user: str = ""  # who started it, empty if not known

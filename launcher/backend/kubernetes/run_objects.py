@@ -109,7 +109,7 @@ def _dry_run_of_binding(cluster: Cluster, manifest: Object) -> Object:
 
 
 def refuse_claim_of_others(cluster: Cluster, run: Run) -> None:
-    """Raise UsageError if a claim of this name was not created for the run: an apply would take it over, and it would be deleted with the run."""
+    """Raise UsageError if a claim of this name was not created for the run: `apply` would adopt it, and `down --delete-data` delete it."""
     claim = cluster.get("PersistentVolumeClaim", run.claim) if run.has_own_claim else None
     if claim is not None and claim["metadata"].get("labels", {}).get(INSTANCE_LABEL) != run.name:
         raise UsageError(
@@ -129,7 +129,7 @@ def require_sidecar_support(version: tuple[int, int], where: str) -> None:
 
 
 def is_new_claim(cluster: Cluster, run: Run, on_poll: Callable[[], object]) -> bool:
-    """Return whether the run's claim is still to be created. Wait until one that is being deleted is gone, calling `on_poll`."""
+    """Wait until a claim that is being deleted is gone, calling `on_poll`; return whether the run's claim must be created."""
     claim = cluster.get("PersistentVolumeClaim", run.claim)
     if claim is not None and is_being_deleted(claim):
 
@@ -165,7 +165,7 @@ def delete(cluster: Cluster, ref: ObjectRef) -> None:
 
 
 def remove(cluster: Cluster, run: str, existing: Iterable[ObjectRef] | None = None) -> None:
-    """Delete `existing` objects of the run, or else all, and wait until its pods are gone. Its record and its data stay."""
+    """Delete these objects of the run, all by default, and wait until its pods are gone. Its record and its data stay."""
     for ref in existing_objects(cluster, run) if existing is None else existing:
         delete(cluster, ref)
     helper_pod.delete_finished(cluster, run)
@@ -175,8 +175,8 @@ def remove(cluster: Cluster, run: str, existing: Iterable[ObjectRef] | None = No
 def await_pods_deleted(cluster: Cluster, run: str, within: float, on_poll: Callable[[], object] | None = None) -> list[pod_status.Object]:
     """Wait until all pods of a run whose Jobs were deleted are gone, calling `on_poll`. Raises LauncherError with those that remain.
 
-    Pods of lost nodes are deleted by force after `within` seconds, or as soon as only such pods remain and their grace period ended a minute ago:
-    until then a program on the disconnected node may still be saving. Returns these pods.
+    Force-delete and return the pods of lost nodes: after `within` seconds, or once only such pods are left and their grace period ended a minute
+    ago. Until then a program on the disconnected node may still be saving.
     """
     began = time.monotonic()
     while (pods := status_source.pods_of(cluster, run)) and time.monotonic() < began + within:

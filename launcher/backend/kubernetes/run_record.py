@@ -1,4 +1,4 @@
-"""The record of a run in the cluster: a ConfigMap with the spec of its last start and, once it has ended, its final status.
+"""The record of a run in the cluster: a ConfigMap with lease, spec, user and objects of its last start, and with its final status.
 
 It owns the run's other objects, except the claim with its data: they are deleted with it.
 """
@@ -65,7 +65,7 @@ def refuse_if_starting(cluster: Cluster, run: str, record: Object | None) -> Non
 
 
 def new_lease(cluster: Cluster, run: Run, previous_record: Object | None, ended: RunStatus | None) -> StartLease:
-    """Return a new lease, with the current record to restore, completed by how the run `ended` if that is not recorded."""
+    """Return a new lease. If the start fails, it restores `previous_record`, with the end `ended` added if that is not None."""
     if ended is not None:
         current = previous_record or _manifest(cluster, run, {})
         data = {key: text for key, text in (current.get("data") or {}).items() if key != _STOPPING}  # both might not fit
@@ -74,10 +74,7 @@ def new_lease(cluster: Cluster, run: Run, previous_record: Object | None, ended:
 
 
 def acquire(cluster: Cluster, run: Run, lease: StartLease) -> bool:
-    """Put the lease on the record; return whether that succeeded: not if the record was changed since it was read.
-
-    May be called again if the cluster did not answer.
-    """
+    """Put the lease on the record; return False if the record was changed since it was read. Safe to repeat if the cluster did not answer."""
     record = _annotated(lease.previous_record or _manifest(cluster, run, {}), {_LEASE_ANNOTATION: _lease_text(lease, cluster.now())})
     try:
         if "resourceVersion" in record["metadata"]:
@@ -178,11 +175,11 @@ def undo(cluster: Cluster, lease: StartLease) -> None:
         if lease.previous_record is None and (start_of(current) == lease.id or not current.get("data")):
             cluster.delete("ConfigMap", name_of(lease.run), uid=current["metadata"]["uid"])
         else:
-            _change(cluster, lease, lambda current: _annotated(_restored_record(lease, current), {_LEASE_ANNOTATION: None}))
+            _change(cluster, lease, lambda record: _annotated(_restored_record(lease, record), {_LEASE_ANNOTATION: None}))
 
 
 def starting_launcher(record: Object | None, now: float) -> str:
-    """Return which launcher starts a run at `now`, by the cluster's clock, as `started by ...`; empty if no start is in progress, or its launcher is known to be dead."""
+    """Return which launcher starts a run at `now`, by the cluster's clock, as `started by ...`; empty if none does, or it is known to be dead."""
     lease = _lease(record)
     try:
         age = now - float(lease["since"])
@@ -191,7 +188,7 @@ def starting_launcher(record: Object | None, now: float) -> str:
     # Another host or container may have the same name, but its processes are not visible here.
     is_local = lease.get("host") == socket.gethostname() and lease.get("space") == process_identity.pid_namespace()
     is_dead = is_local and _process(lease.get("pid")).get("born") != lease.get("born")
-    return "" if is_dead or age > _LEASE_DURATION else f"started by `launcher up` on {lease.get('host', '?')} since {max(0.0, age):.0f} s"
+    return "" if is_dead or age > _LEASE_DURATION else f"started by `launcher up` on {lease.get('host', '?')} for {max(0.0, age):.0f} s"
 
 
 def owner(record: Object) -> Object:
@@ -251,9 +248,9 @@ def roles(record: Object | None) -> frozenset[str]:
 
 
 def write_end(cluster: Cluster, status: RunStatus, start: str | None) -> None:
-    """Record how one start of a run has ended; `start` is its id, as `start_of` returns it.
+    """Record the end of the start with this id, of `start_of`.
 
-    Do nothing if that is recorded, or if the run has no record or was started again since: that record is of the new start.
+    Do nothing if an end is recorded, or if there is no record, or that of a later start.
     """
     _write_status(cluster, status.name, start, {_STATUS: status_to_json(status), _STOPPING: None}, lambda record: final(record) is None)
 
@@ -264,7 +261,7 @@ def write_stopping(cluster: Cluster, status: RunStatus, start: str | None) -> No
 
 
 def update_end(cluster: Cluster, status: RunStatus, start: str | None) -> None:
-    """Record how a start of a run has ended in place of an earlier entry; do nothing if it has no record or was started again."""
+    """Like `write_end`, but replace a recorded end."""
     _write_status(cluster, status.name, start, {_STATUS: status_to_json(status), _STOPPING: None})
 
 

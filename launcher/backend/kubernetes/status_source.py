@@ -1,4 +1,4 @@
-"""Gathers the sources of a run's status: its objects, and the logs of its first tasks."""
+"""The status of a run: reads its objects, their details, and the logs of its first and of failed tasks."""
 
 import contextlib
 import dataclasses
@@ -24,9 +24,9 @@ from launcher.spec.names import RUN_VOLUME
 from launcher.timestamps import parse_rfc3339
 
 OURS = {NAME_LABEL: "tf-launcher"}
-# The most tasks whose logs are read for a run's status: a thousand logs a second would overload a cluster.
+# The logs of this many first tasks, of as many failed ones and of the evaluator are read: a thousand a second would overload a cluster.
 _MAX_TASKS_READ = 32
-# The most pods that are listed once a second; more are listed less often.
+# Up to this many pods the status is computed once a second; with more, less often.
 _PODS_A_SECOND = 200
 _NODES_INTERVAL = 60.0  # seconds between two lists of nodes, while no node takes a pod
 _MAX_INTERVAL = 30.0  # seconds after which details of unchanged Jobs and pods are requested again
@@ -73,9 +73,8 @@ class RunInformer:
     def snapshot(self, known_pods: Collection[str] | None = None) -> RunSnapshot:
         """Return the current objects.
 
-        Details are fetched when a Job or a pod has changed, and with growing pauses while none changes. They include claims only while a pod does
-        not run, and events only about objects that do not tell what they wait for: pods without a diagnosis, unbound claims, and Jobs that lack
-        pods. If the pods' names differ from `before`, they include events about all Jobs.
+        Details are fetched when a Job or a pod has changed, else with growing pauses. They have claims only while a pod does not run, and events
+        only about pods without a diagnosis, unbound claims and Jobs that lack pods; about all Jobs if the pods' names differ from `known_pods`.
         """
         all_jobs, pods = self._jobs.objects(), relevant_pods(self._pods.objects())
         jobs = [job for job in all_jobs if pod_status.is_role(job)]
@@ -172,7 +171,7 @@ def _events(cluster: Cluster, kind: str, field: str, values: Iterable[str]) -> l
 
 
 class StatusReader:
-    """Polls one run as often as it changes, and reads only new log lines."""
+    """The status of one run, from a watched copy of its objects and the new lines of its logs."""
 
     def __init__(self, cluster: Cluster, run: str, *, with_past_attempts: bool = True) -> None:
         """Watch `run`; `with_past_attempts` includes attempts whose pods were deleted, and the nodes if none takes a pod."""
@@ -215,7 +214,7 @@ class StatusReader:
         return versions([*now.jobs, *now.pods]) == versions([*self.snapshot.jobs, *self.snapshot.pods])
 
     def status(self, context: RunContext = _EMPTY_CONTEXT) -> RunStatus | None:
-        """Return the status of the run, or None if it has no Jobs. Raises LauncherError.
+        """Return the status of the run, at most a second old, with many pods older; None if it has no Jobs. Raises LauncherError.
 
         `context` has facts that its Jobs do not have: the user who started the run, and its missing objects.
         """

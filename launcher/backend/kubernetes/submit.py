@@ -45,7 +45,7 @@ def reserve(cluster: Cluster, run: Run, is_cancelled: Callable[[], bool] = never
 
 
 def _ended(cluster: Cluster, run: str, record: Object | None) -> RunStatus | None:
-    """Return how the run has ended, from its Jobs, which a start deletes; None without Jobs, or if the end is recorded.
+    """Return how the run has ended, from its Jobs, which a start deletes; None without Jobs, if the end is recorded, or if the run was only suspended.
 
     Raises UsageError if the Jobs are active, or wait for a node or a queue.
     """
@@ -63,7 +63,7 @@ def _ended(cluster: Cluster, run: str, record: Object | None) -> RunStatus | Non
 
 
 class Start:
-    """One start of a run, by the launcher that holds its lease. Every call raises LauncherError, LeaseLostError if the run was stopped meanwhile."""
+    """One start of a run, by the launcher that holds its lease. Calls raise LauncherError, LeaseLostError if the run was stopped meanwhile."""
 
     def __init__(self, cluster: Cluster, run: Run, lease: run_record.StartLease, is_cancelled: Callable[[], bool]) -> None:
         """Start nothing yet. The start is cancelled once `is_cancelled` returns True."""

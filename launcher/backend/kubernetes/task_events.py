@@ -39,12 +39,12 @@ class TaskEvents:
             self.progress.apply(event, is_leader=self_reported and line.task == self._leader)
 
     def statuses(self, tasks: Iterable[TaskStatus]) -> tuple[TaskStatus, ...]:
-        """Return the statuses that follow from pods, with the facts of the tasks' events added."""
+        """Return these statuses, which come from pods, with the facts of the tasks' events added."""
         return tuple(_with_events(task, self._tasks[task.name]) if task.name in self._tasks else task for task in tasks)
 
 
 def _with_events(task: TaskStatus, tracker: TaskTracker) -> TaskStatus:
-    """Return the status that pods tell, with the facts of the task's events."""
+    """Return a status, which comes from pods, with the facts of the task's events."""
     both = sorted([*task.restarts, *tracker.restarts], key=lambda attempt: attempt.time)
     forgotten = tracker.restarts[0].attempt - 1 if tracker.restarts else 0  # the tracker remembers the newest
     restarts = tuple(dataclasses.replace(attempt, attempt=number) for number, attempt in enumerate(both, 1 + forgotten))

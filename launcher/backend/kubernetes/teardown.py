@@ -28,7 +28,7 @@ _STOP_MARGIN = 120.0  # seconds beyond the grace period within which pods are go
 def stop(
     cluster: Cluster, last_status: RunStatus | None, run: str, logs: PodLogs, *, now: bool, report: Callable[[str], object] | None = None
 ) -> tuple[RunStatus | None, dict[str, int]]:
-    """Stop a run and delete its objects except its record and its data; `last_status` is its last status, None if it has no Jobs.
+    """Stop a run and delete its objects except its record and its data; `last_status` is None if nothing is left to stop.
 
     `report`, if there is one, is called with messages for the user: nodes that do not answer, and what was not saved because of that.
 
@@ -42,7 +42,7 @@ def stop(
     task_events = TaskEvents(last_status.tasks[0].name if last_status and last_status.tasks else "")
     task_events.apply(logs.new_lines(pods))  # the logs of ended pods are lost in a moment
     if last_status is not None:
-        # Before the Jobs are deleted: else other launchers that watch would report them as missing. The run has not stopped yet.
+        # Recorded before the Jobs are deleted: else other launchers that watch would report them as missing.
         (run_record.write_end if last_status.state in ENDED else run_record.write_stopping)(
             cluster, _final_status(last_status, task_events, cluster.now()), start
         )

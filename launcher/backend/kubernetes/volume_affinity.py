@@ -44,7 +44,7 @@ def diagnose(
 
 
 def has_none_to_follow(pod: Object, pods: Iterable[Object]) -> bool:
-    """Return whether a pod waits to follow others of the run's volume, while none of the run's `pods` has a node or will get one first."""
+    """Return whether a pod's affinity to pods of the volume cannot be met: none of the run's `pods` has a node or will get one before it."""
     others = [other for other in pods if is_active(other) and other["metadata"]["name"] != pod["metadata"]["name"]]
     mounting = [other for other in others if _is_followed(other)]
     # Pods that only wait for each other have none to follow.
@@ -56,7 +56,7 @@ def _on_its_node(node: str, provisioner: str, pods: Sequence[Object], message: s
         return Diagnosis(
             "nodes",
             f"its volume is in the zone of the node {node}, where it was created, and no node there takes it: {diagnosis.unschedulable(message)}",
-            "another node of that zone will do: add one, or free what it asks for on one (kubectl get nodes -L topology.kubernetes.io/zone)",
+            "add a node to that zone, or free what the pod requests on one there (kubectl get nodes -L topology.kubernetes.io/zone)",
         )
     if _is_lost(node, pods):
         return Diagnosis(
@@ -123,7 +123,7 @@ def _attachment_problem(pod: Object, pods: Sequence[Object], claims: Sequence[Ob
     if not nodes:
         remedy = (
             "Kubernetes detaches it some six minutes after it has lost a node; kubectl get volumeattachments names the node, and kubectl delete node "
-            "NODE detaches it at once if that is gone for good"
+            "NODE detaches it at once, if the node is gone for good"
         )
         return f"{subject} is still attached to a node without pods of the run, perhaps a lost one", remedy
     node = nodes[-1]

@@ -91,6 +91,6 @@ def test_a_passed_deadline_ends_every_task_and_is_reported(ups: dict[str, subpro
 
 def test_a_task_that_outgrows_its_storage_is_not_replaced_endlessly(ups: dict[str, subprocess.Popen[str]], launcher: Launcher) -> None:
     output = output_of_failure(ups["grows"])
-    assert "evicted for what it has stored: Usage of EmptyDir volume " in output
+    assert "evicted: it exceeded a limit of storage: Usage of EmptyDir volume " in output
     pods = launcher.namespace.pods("grows")
     assert [pod["status"]["reason"] for pod in pods] == ["Evicted", "Evicted"]

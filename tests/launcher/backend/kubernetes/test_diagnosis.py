@@ -70,7 +70,7 @@ PODS = {
     "evicted for its own excess": {
         "status": {"phase": "Failed", "reason": "Evicted", "message": 'Usage of EmptyDir volume "cache" exceeds the limit "1Mi". '}
     },
-    "moved away": {
+    "disrupted": {
         "status": {
             "phase": "Failed",
             "conditions": [

@@ -36,7 +36,7 @@ def test_attempts_whose_pods_are_deleted_count_as_restarts() -> None:
     assert {name: (task, restart.cause) for name, (task, restart) in attempts.items()} == {
         names[0]: ("worker-1", DELETED),
         names[1]: ("worker-1", "its node is lost, or must not run pods"),
-        names[2]: ("worker-1", "moved away: EvictionByEvictionAPI"),
+        names[2]: ("worker-1", "disrupted: EvictionByEvictionAPI"),
     }
     for pods in ([current], []):  # even before the next pod is created
         snapshot = RunSnapshot(
@@ -45,7 +45,7 @@ def test_attempts_whose_pods_are_deleted_count_as_restarts() -> None:
         assert [(one.attempt, one.cause) for one in status(snapshot, NOW).tasks[1].restarts] == [
             (1, DELETED),
             (2, "its node is lost, or must not run pods"),
-            (3, "moved away: EvictionByEvictionAPI"),
+            (3, "disrupted: EvictionByEvictionAPI"),
         ]
 
 

@@ -307,7 +307,9 @@ def test_a_task_that_outgrows_its_storage_more_often_than_it_may_fail_ends_the_r
         return eviction_failure(RunSnapshot("digits", [{**workers, "metadata": {**workers["metadata"], **owned}}], pods))
 
     twice = evicted(1), evicted(1)
-    assert reason(*twice).startswith("worker-1, attempt 2: evicted for what it has stored: Pod ephemeral local storage usage exceeds")
+    assert reason(*twice).startswith(
+        "worker-1, attempt 2: evicted: it exceeded a limit of storage: Pod ephemeral local storage usage exceeds"
+    )
     assert reason(evicted(0), evicted(1)) == ""  # each as often as it is allowed
     assert reason(*(evicted(1, type="DisruptionTarget", status="True") for _ in range(5))) == ""
     assert reason(*twice, ignored=42) == ""  # its Job counts them

@@ -83,7 +83,7 @@ def test_a_disk_belongs_to_a_zone_and_outlives_the_node_it_was_created_for(provi
         "its volume is in the zone of the node node-3, where it was created, and no node there takes it: 0/4 nodes: 1 node(s)"
         in task.reason
     )
-    assert "another node of that zone will do" in task.remedy
+    assert "add a node to that zone" in task.remedy
     assert "--delete-data" not in task.remedy
 
 
