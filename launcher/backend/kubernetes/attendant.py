@@ -19,9 +19,9 @@ from launcher.backend.kubernetes.attendant_annotations import DeletedPod, LastLi
 from launcher.backend.kubernetes.client import Cluster
 from launcher.backend.kubernetes.errors import ForbiddenError
 from launcher.backend.kubernetes.notifier import Notifier
-from launcher.backend.kubernetes.object_fields import has_ended, is_active, is_being_deleted
+from launcher.backend.kubernetes.object_fields import Object, has_ended, is_active, is_being_deleted
 from launcher.backend.kubernetes.pod_logs import PodLogs
-from launcher.backend.kubernetes.pod_status import Object, RunSnapshot
+from launcher.backend.kubernetes.pod_status import RunSnapshot
 from launcher.backend.kubernetes.status_source import StatusReader
 from launcher.errors import LauncherError
 from launcher.notify.delivery import Channel

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from launcher.backend.kubernetes import pod_status, run_record
 from launcher.backend.kubernetes.client import as_json
+from launcher.backend.kubernetes.object_fields import Object
 from launcher.backend.kubernetes.pod_logs import has_parent
-from launcher.backend.kubernetes.pod_status import Object
 from launcher.runs.status import RunStatus
 from trainer.events import escaped
 

@@ -31,7 +31,7 @@ from launcher.backend.kubernetes import (
 )
 from launcher.backend.kubernetes.client import Cluster, Object
 from launcher.backend.kubernetes.errors import TransientError, WebhookError, run_unreachable
-from launcher.backend.kubernetes.object_fields import is_being_deleted
+from launcher.backend.kubernetes.object_fields import is_being_deleted, label
 from launcher.backend.kubernetes.pod_logs import PodLogs
 from launcher.backend.kubernetes.pod_status import RunSnapshot
 from launcher.backend.kubernetes.run_context import MissingObjects, RunContext
@@ -396,7 +396,7 @@ class KubernetesBackend:
             helper_pod.delete_directory(cluster, run)
         else:
             claim = cluster.get("PersistentVolumeClaim", name)
-            is_other = claim is not None and claim["metadata"].get("labels", {}).get(INSTANCE_LABEL) != name
+            is_other = claim is not None and label(claim, INSTANCE_LABEL) != name
             if is_other and (run is None or run.has_own_claim):
                 raise LauncherError(
                     f"the claim {name} in {cluster.description()} was not created for this run; nothing was deleted",

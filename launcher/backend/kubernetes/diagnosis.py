@@ -11,7 +11,7 @@ from typing import Any
 
 from launcher import images
 from launcher.backend.kubernetes import node_capacity
-from launcher.backend.kubernetes.object_fields import Object, condition_entry, namespace_option
+from launcher.backend.kubernetes.object_fields import Object, condition_entry, namespace_option, node_of, true_condition
 from launcher.files import json_object
 from launcher.plan import role_rules
 from launcher.plan.container_paths import CONTAINER_RUNS
@@ -118,7 +118,7 @@ _UNSCHEDULABLE = re.compile(r"(\d+/\d+ nodes) are available: (.*)", re.DOTALL)
 def diagnose_pod(pod: Object, events: Iterable[Object] = (), nodes: Sequence[Object] = ()) -> Diagnosis | None:
     """Return the problem of a pod, or None. `events` are those about the pod itself, `nodes` the cluster's, if they are known."""
     status = pod.get("status", {})
-    found = _diagnose_failed_pod(status) or _diagnose_containers(pod)
+    found = _diagnose_failed_pod(pod) or _diagnose_containers(pod)
     if found is not None:
         return found
     if status.get("phase") == "Pending":
@@ -182,31 +182,26 @@ def diagnose_claim(claim: Object, events: Iterable[Object] = ()) -> Diagnosis | 
     return Diagnosis("storage", f"the claim {name} has no volume yet ({of_class}, {', '.join(modes)})", remedy)
 
 
-def true_condition(status: Object, kind: str) -> Object | None:
-    """Return the condition of this type in an object's status if it is true, else None."""
-    conditions: Sequence[Object] = status.get("conditions") or ()
-    return next((entry for entry in conditions if entry.get("type") == kind and entry.get("status") == "True"), None)
-
-
-def has_exceeded_limits(status: Object) -> bool:
+def has_exceeded_limits(pod: Object) -> bool:
     """Return whether a pod was evicted because it exceeded its limits: then the kubelet sets no DisruptionTarget."""
-    disruption = true_condition(status, "DisruptionTarget")
-    return status.get("reason") == "Evicted" and disruption is None and "exceed" in str(status.get("message"))
+    status = pod["status"]
+    return status.get("reason") == "Evicted" and not true_condition(pod, "DisruptionTarget") and "exceed" in str(status.get("message"))
 
 
-def _diagnose_failed_pod(status: Object) -> Diagnosis | None:
+def _diagnose_failed_pod(pod: Object) -> Diagnosis | None:
+    status = pod.get("status", {})
     if status.get("phase") != "Failed":
         return None
     reason = status.get("reason", "")
     if reason in _POD:
-        kind, message, remedy = _EXCEEDED if has_exceeded_limits(status) else _POD[reason]
+        kind, message, remedy = _EXCEEDED if has_exceeded_limits(pod) else _POD[reason]
         return Diagnosis(kind, message + _because(status.get("message")), remedy)
-    return diagnose_disruption(status)
+    return diagnose_disruption(pod)
 
 
-def diagnose_disruption(status: Object) -> Diagnosis | None:
-    """Return the problem of a pod that was evicted, preempted or drained, by its last status; None for others."""
-    target = true_condition(status, "DisruptionTarget")
+def diagnose_disruption(pod: Object) -> Diagnosis | None:
+    """Return the problem of a pod that was evicted, preempted or drained; None for others."""
+    target = true_condition(pod, "DisruptionTarget")
     if target is None:
         return None
     message = f"disrupted: {target.get('reason', '')}" + _because(target.get("message"))
@@ -279,7 +274,7 @@ def _diagnose_exit_code(pod: Object, container: str, message: str, last: str) ->
 def _diagnose_waiting(pod: Object, waiting: Object, image: str) -> Diagnosis:
     """Return why a container waits; for an image with the node, since other nodes may have it."""
     kind, remedy, final = _WAITING[waiting["reason"]]
-    node, message = pod.get("spec", {}).get("nodeName"), str(waiting.get("message") or image)
+    node, message = node_of(pod), str(waiting.get("message") or image)
     run = str((pod.get("metadata", {}).get("labels") or {}).get(INSTANCE_LABEL, ""))
     if run and re.search(_OWN_CONFIG.format(run=re.escape(run)), message):
         return Diagnosis("deleted", f"{waiting['reason']}{_because(message)}", f"it was deleted: {recreate_remedy(run)}")
@@ -364,7 +359,7 @@ def _diagnose_node(pod: Object) -> Diagnosis | None:
     """Return the problem of a running pod whose node does not answer; None for others."""
     if not is_unresponsive(pod):
         return None
-    node = pod.get("spec", {}).get("nodeName", "?")
+    node = node_of(pod) or "?"
     remedy = f"wait for the node; if it is lost, `launcher wait` frees its pods after limits.node_lost, or: kubectl delete node {node}"
     return Diagnosis("node", f"its node {node} does not answer", remedy)
 

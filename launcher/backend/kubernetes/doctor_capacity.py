@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from launcher.backend.check_results import CheckResult, ok, problem, warning
-from launcher.backend.kubernetes import diagnosis, node_capacity
+from launcher.backend.kubernetes import node_capacity
 from launcher.backend.kubernetes.client import Cluster, Object
-from launcher.backend.kubernetes.object_fields import has_ended
+from launcher.backend.kubernetes.object_fields import has_ended, node_of, true_condition
 from launcher.errors import LauncherError
 from launcher.render.kubernetes import pods
 from launcher.spec.containers import Container
@@ -101,7 +101,7 @@ def subtract_requests(nodes: Sequence[Node], pods: Sequence[Object]) -> None:
     """Subtract the requests of pods that have not ended from the free resources of their nodes."""
     by_name = {node.name: node for node in nodes}
     for pod in pods:
-        assigned = by_name.get(pod.get("spec", {}).get("nodeName", ""))
+        assigned = by_name.get(node_of(pod))
         if assigned is None or has_ended(pod):
             continue
         assigned.free["pods"] = assigned.free.get("pods", 0.0) - 1
@@ -191,4 +191,4 @@ def _taint_text(taint: Object) -> str:
 def _takes_pods(item: Object) -> bool:
     if item.get("spec", {}).get("unschedulable"):
         return False
-    return diagnosis.true_condition(item.get("status", {}), "Ready") is not None
+    return true_condition(item, "Ready") is not None

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from launcher.backend.kubernetes import diagnosis, pod_status, status_source
 from launcher.backend.kubernetes.client import Cluster, Object, claims_of
-from launcher.backend.kubernetes.object_fields import has_ended, is_being_deleted
+from launcher.backend.kubernetes.object_fields import has_ended, is_being_deleted, node_of
 from launcher.errors import LauncherError, UsageError
 from launcher.plan.container_paths import CONTAINER_RUNS
 from launcher.render.kubernetes import pods, storage
@@ -94,7 +94,7 @@ def node_constraints(run: Run, own_pods: Iterable[Object]) -> Object:
     if access == "ReadWriteMany":
         return {}
     for pod in own_pods:
-        node = pod["spec"].get("nodeName")
+        node = node_of(pod)
         if run.claim not in claims_of(pod["spec"]).values() or not node or has_ended(pod):
             continue
         if access == "ReadWriteOncePod":

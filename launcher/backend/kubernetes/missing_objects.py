@@ -55,7 +55,7 @@ class MissingObjectsWatch:
         }
         missing = [ref for ref in recorded_objects(record) if (ref.kind, ref.name) not in present]
         unlabelled = read(self._cluster, missing)
-        active = [ref for ref, thing in unlabelled.items() if thing is not None and not has_ended(thing)]
+        active = [ref for ref, thing in unlabelled.items() if thing is not None and not pod_status.workload_has_ended(thing)]
         expire = {"Job"} if ((run_record.spec(record) or {}).get("kubernetes") or {}).get("ttl") else set()
         deleted = tuple(ref for ref, thing in unlabelled.items() if thing is None and ref.kind not in expire)
         return MissingObjects(
@@ -81,11 +81,6 @@ def data_loss(name: str, uid: str, current: Object | None) -> DataLoss | None:
     if is_being_deleted(current):
         return DataLoss("deleting", f"the claim {name} is being deleted: all files of the run are deleted when its last pod ends")
     return None
-
-
-def has_ended(thing: Object) -> bool:
-    """Return whether an object is a Job or JobSet that has ended: its labels do not matter any more."""
-    return any(pod_status.condition(thing, kind) for kind in ("Complete", "Completed", "Failed"))
 
 
 def recorded_objects(record: Object | None) -> list[ObjectRef]:

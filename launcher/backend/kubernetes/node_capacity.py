@@ -1,12 +1,10 @@
 """Whether a pod fits on a cluster's nodes if they are empty. Pure."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
+from launcher.backend.kubernetes.object_fields import Object
 from launcher.spec.quantities import parse_quantity
 from trainer.events import join_names
-
-Object = Mapping[str, Any]
 
 _LISTED = 5  # values of a label
 

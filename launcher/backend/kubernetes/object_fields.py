@@ -6,6 +6,16 @@ from typing import Any
 Object = Mapping[str, Any]
 
 
+def label(thing: Object, key: str) -> str:
+    """Return a label of an object, empty if it has none."""
+    return str((thing["metadata"].get("labels") or {}).get(key, ""))
+
+
+def node_of(pod: Object) -> str:
+    """Return the name of a pod's node, empty if it has none."""
+    return str(pod.get("spec", {}).get("nodeName") or "")
+
+
 def phase(thing: Object) -> str:
     """Return the phase of a pod or a claim, empty if it has none."""
     return str(thing.get("status", {}).get("phase", ""))
@@ -35,3 +45,9 @@ def is_being_deleted(thing: Object) -> bool:
 def condition_entry(thing: Object, kind: str) -> Object:
     """Return the entry of an object's condition, whatever its status; empty if it has none."""
     return next((entry for entry in thing.get("status", {}).get("conditions") or () if entry["type"] == kind), {})
+
+
+def true_condition(thing: Object, kind: str) -> Object | None:
+    """Return an object's condition of this type if it is true, else None."""
+    entry = condition_entry(thing, kind)
+    return entry if entry.get("status") == "True" else None

@@ -7,8 +7,8 @@ import re
 from collections.abc import Iterable, Mapping
 
 from launcher.backend.kubernetes import diagnosis
-from launcher.backend.kubernetes.object_fields import phase
-from launcher.backend.kubernetes.pod_status import DELETED, Object, creates_no_more_pods, ended_attempt, role_of, task_of
+from launcher.backend.kubernetes.object_fields import Object, phase
+from launcher.backend.kubernetes.pod_status import DELETED, creates_no_more_pods, ended_attempt, role_of, task_of
 from launcher.plan import role_rules
 from launcher.runs.status import EndedAttempt
 from launcher.timestamps import parse_rfc3339
@@ -71,7 +71,7 @@ def _end(name: str, events: Iterable[Object], last: Object, created: float) -> E
     own_events = [event for event in events if event.get("involvedObject", {}).get("name") == name]
     times = [time for event in own_events if (time := _time(event)) is not None]
     deleted = parse_rfc3339(last.get("metadata", {}).get("deletionTimestamp"))
-    disruption = diagnosis.diagnose_disruption(last.get("status", {}))
+    disruption = diagnosis.diagnose_disruption(last)
     cause = next((_CAUSES[event["reason"]] for event in reversed(own_events) if event.get("reason") in _CAUSES), "")
     return EndedAttempt(deleted or max(times, default=created), 0, None, disruption.message if disruption else cause or DELETED)
 

@@ -13,8 +13,8 @@ from launcher import timestamps
 from launcher.backend.kubernetes.client import Cluster
 from launcher.backend.kubernetes.diagnosis import is_unresponsive, task_container
 from launcher.backend.kubernetes.errors import TransientError
-from launcher.backend.kubernetes.object_fields import has_ended, is_being_deleted
-from launcher.backend.kubernetes.pod_status import Object, task_of
+from launcher.backend.kubernetes.object_fields import Object, has_ended, is_being_deleted
+from launcher.backend.kubernetes.pod_status import task_of
 from launcher.errors import LauncherError
 from launcher.plan import role_rules
 from launcher.render.kubernetes.objects import TRAINER_CONTAINER

@@ -10,11 +10,10 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from launcher.backend.kubernetes import diagnosis, volume_affinity
 from launcher.backend.kubernetes.diagnosis import Diagnosis
-from launcher.backend.kubernetes.object_fields import is_being_deleted
+from launcher.backend.kubernetes.object_fields import Object, is_being_deleted, label, true_condition
 from launcher.backend.kubernetes.run_context import RunContext
 from launcher.backend.kubernetes.task_events import TaskEvents
 from launcher.plan import role_rules
@@ -32,8 +31,6 @@ from launcher.runs.reasons import with_remedy
 from launcher.runs.status import ENDED, EndedAttempt, RunStatus, State, TaskStatus
 from launcher.timestamps import parse_rfc3339
 from trainer.exit_codes import ExitCode
-
-Object = Mapping[str, Any]
 
 _INDEX = "batch.kubernetes.io/job-completion-index"
 _FAILURES = "batch.kubernetes.io/job-index-failure-count"  # on a pod: the number of earlier failures of its index that count
@@ -61,7 +58,7 @@ class RunSnapshot:
     jobs: Sequence[Object]
     pods: Sequence[Object] = ()
     claims: Sequence[Object] = ()
-    events: Sequence[Object] = field(default=())
+    events: Sequence[Object] = ()
     past_attempts: Mapping[str, Sequence[EndedAttempt]] = field(default_factory=dict)
     jobset: Object | None = None
     queued: Sequence[Object] = ()
@@ -121,21 +118,21 @@ def _run_state(
     snapshot: RunSnapshot, pod_statuses: tuple[TaskStatus, ...], tasks: tuple[TaskStatus, ...], *, trains: bool
 ) -> tuple[State, Reason]:
     jobs = _by_role(snapshot.jobs)
-    if snapshot.jobset and condition(snapshot.jobset, "Completed"):
+    if snapshot.jobset and true_condition(snapshot.jobset, "Completed"):
         return State.SUCCEEDED, Reason()
     success_at = succeeded_at(snapshot)
     failed_jobs = [
         job
         for job in jobs
-        if condition(job, "Failed") and not (success_at is not None and annotation(job, FOLLOWS_RUN) and _failed_at(job) > success_at)
+        if true_condition(job, "Failed") and not (success_at is not None and annotation(job, FOLLOWS_RUN) and _failed_at(job) > success_at)
     ]
     failed = bool(failed_jobs)
-    if snapshot.jobset and failed and not condition(snapshot.jobset, "Failed"):
+    if snapshot.jobset and failed and not true_condition(snapshot.jobset, "Failed"):
         reason = _failure_reason(snapshot, tasks)
         return State.RESTARTING, dataclasses.replace(reason, text=f"{controller_of(jobs)} starts it again, or ends it: {reason.text}")
-    if failed or (snapshot.jobset and condition(snapshot.jobset, "Failed")):
+    if failed or (snapshot.jobset and true_condition(snapshot.jobset, "Failed")):
         return State.FAILED, _failure_reason(snapshot, tasks)
-    if jobs and all(condition(job, "Complete") or (condition(job, "Failed") and job not in failed_jobs) for job in jobs):
+    if jobs and all(true_condition(job, "Complete") or (true_condition(job, "Failed") and job not in failed_jobs) for job in jobs):
         return State.SUCCEEDED, Reason()
     return _underway(_pending_reason(snapshot, pod_statuses), pod_statuses, tasks, trains=trains)
 
@@ -185,7 +182,7 @@ def succeeded_at(snapshot: RunSnapshot) -> float | None:
 
 def _completed_at(snapshot: RunSnapshot, job: Object) -> float | None:
     """Return a Job's completion time; for a leader's Job that is ended with the run, the end of its first task."""
-    if condition(job, "Complete"):
+    if true_condition(job, "Complete"):
         return parse_rfc3339(job["status"].get("completionTime"))
     first = re.match(r"0\b", str(job.get("status", {}).get("completedIndexes") or ""))
     if not annotation(job, SECONDS_AFTER_RUN) or not has_leader(snapshot, job) or not first:
@@ -201,8 +198,8 @@ def annotation(job: Object, key: str) -> str:
 
 def _failure_reason(snapshot: RunSnapshot, tasks: Iterable[TaskStatus]) -> Reason:
     """Return why a run has failed: the first task to fail, its attempt, and its failure."""
-    job = min((job for job in snapshot.jobs if condition(job, "Failed")), key=_failed_at, default=snapshot.jobset or {"metadata": {}})
-    found = condition(job, "Failed") or {}
+    job = min((job for job in snapshot.jobs if true_condition(job, "Failed")), key=_failed_at, default=snapshot.jobset or {"metadata": {}})
+    found = true_condition(job, "Failed") or {}
     if found.get("reason") == "DeadlineExceeded":
         return Reason("limits.deadline has passed; raise it; `up` resumes from the last checkpoint")
     # A failed task is RESTARTING until its Job notices, which waits for its sidecars to end.
@@ -221,7 +218,7 @@ def _failure_reason(snapshot: RunSnapshot, tasks: Iterable[TaskStatus]) -> Reaso
 
 def _failed_at(job: Object) -> float:
     """Return when it was decided that a Job fails: its pods may take long to end after that."""
-    failure = condition(job, "FailureTarget") or condition(job, "Failed") or {}
+    failure = true_condition(job, "FailureTarget") or true_condition(job, "Failed") or {}
     return parse_rfc3339(failure.get("lastTransitionTime")) or math.inf
 
 
@@ -231,10 +228,10 @@ def _failure_order(task: TaskStatus) -> tuple[bool, float]:
 
 
 def _tasks(snapshot: RunSnapshot, job: Object, now: float) -> Iterable[TaskStatus]:
-    role = _label(job, COMPONENT_LABEL)
+    role = label(job, COMPONENT_LABEL)
     pods: dict[int, list[Object]] = {}
     for pod in snapshot.pods:
-        if _label(pod, COMPONENT_LABEL) == role:
+        if label(pod, COMPONENT_LABEL) == role:
             pods.setdefault(_index(pod), []).append(pod)
     for index in range(int(annotation(job, TASK_COUNT) or job.get("spec", {}).get("completions") or 1)):
         attempts = sorted(pods.get(index, []), key=lambda pod: str(pod["metadata"].get("creationTimestamp", "")))
@@ -249,7 +246,7 @@ def _task(snapshot: RunSnapshot, job: Object, name: str, attempts: list[Object],
     pod = attempts[-1]
     phase = pod.get("status", {}).get("phase", "Pending")
     pod_events = snapshot.events_of(pod)
-    leader_completed = any(has_leader(snapshot, job) and condition(job, "Complete") for job in snapshot.jobs)
+    leader_completed = any(has_leader(snapshot, job) and true_condition(job, "Complete") for job in snapshot.jobs)
     found = volume_affinity.diagnose(
         pod, snapshot.pods, snapshot.claims, pod_events, leader_completed=leader_completed
     ) or diagnosis.diagnose_pod(pod, pod_events, snapshot.nodes)
@@ -296,7 +293,7 @@ def _running(job: Object, pod: Object) -> State:
 
 
 def _failed(job: Object, _pod: Object) -> State:
-    return State.FAILED if condition(job, "Failed") or condition(job, "FailureTarget") else State.RESTARTING
+    return State.FAILED if true_condition(job, "Failed") or true_condition(job, "FailureTarget") else State.RESTARTING
 
 
 _STATES: dict[str, Callable[[Object, Object], State]] = {
@@ -323,9 +320,9 @@ def _reason(pod: Object, phase: str, found: Diagnosis | None, now: float) -> str
 
 
 def _without_pod(snapshot: RunSnapshot, job: Object, name: str) -> TaskStatus:
-    if condition(job, "Complete"):
+    if true_condition(job, "Complete"):
         return TaskStatus(name, State.SUCCEEDED)
-    if condition(job, "Failed"):
+    if true_condition(job, "Failed"):
         return TaskStatus(name, State.STOPPED, "ended with its Job")
     if job.get("spec", {}).get("suspend"):
         return (
@@ -340,7 +337,7 @@ def _without_pod(snapshot: RunSnapshot, job: Object, name: str) -> TaskStatus:
 def ended_attempt(pod: Object, attempt: int = 0) -> EndedAttempt:
     """Return how an attempt ended, from its pod as last seen."""
     ended = _terminated(pod)
-    found = diagnosis.diagnose_pod(pod) or diagnosis.diagnose_disruption(pod.get("status", {}))
+    found = diagnosis.diagnose_pod(pod) or diagnosis.diagnose_disruption(pod)
     time = parse_rfc3339(ended.get("finishedAt")) or parse_rfc3339(pod["metadata"].get("deletionTimestamp")) or 0.0
     return EndedAttempt(time, attempt, ended.get("exitCode"), found.message if found else DELETED)
 
@@ -358,27 +355,27 @@ def controller_of(jobs: Iterable[Object]) -> str | None:
 
 def creates_no_more_jobs(jobset: Object) -> bool:
     """Return whether a JobSet creates no more Jobs: it has ended, or is being deleted."""
-    return bool(condition(jobset, "Completed") or condition(jobset, "Failed") or is_being_deleted(jobset))
+    return workload_has_ended(jobset) or is_being_deleted(jobset)
 
 
 def creates_no_more_pods(job: Object) -> bool:
     """Return whether a Job creates no more pods: it has ended, or is suspended."""
-    return job_has_ended(job) or bool(job.get("spec", {}).get("suspend"))
+    return workload_has_ended(job) or bool(job.get("spec", {}).get("suspend"))
 
 
-def job_has_ended(job: Object) -> bool:
-    """Return whether a Job is complete or has failed."""
-    return bool(condition(job, "Complete") or condition(job, "Failed"))
+def workload_has_ended(workload: Object) -> bool:
+    """Return whether a Job or JobSet is complete or has failed."""
+    return any(true_condition(workload, kind) for kind in ("Complete", "Completed", "Failed"))
 
 
 def launcher_created_jobset(snapshot: RunSnapshot) -> bool:
     """Return whether the launcher has created the run's JobSet: then it is deleted with the run."""
-    return snapshot.jobset is not None and _label(snapshot.jobset, INSTANCE_LABEL) == snapshot.name
+    return snapshot.jobset is not None and label(snapshot.jobset, INSTANCE_LABEL) == snapshot.name
 
 
 def queue_of(thing: Object) -> str:
     """Return the Kueue queue of a Job or JobSet, empty if it has none."""
-    return _label(thing, QUEUE_LABEL)
+    return label(thing, QUEUE_LABEL)
 
 
 def queue_reason(snapshot: RunSnapshot, job: Object | None = None) -> str:
@@ -398,17 +395,12 @@ def queue_reason(snapshot: RunSnapshot, job: Object | None = None) -> str:
 
 def role_of(job: Object) -> str:
     """Return the role of a Job or pod."""
-    return _label(job, COMPONENT_LABEL)
+    return label(job, COMPONENT_LABEL)
 
 
 def task_of(pod: Object) -> str:
     """Return the task of a pod."""
-    return role_rules.task_name(_label(pod, COMPONENT_LABEL), _index(pod))  # type: ignore[arg-type]  # a label is one of the roles
-
-
-def condition(thing: Object, kind: str) -> Object | None:
-    """Return an object's condition of this type if it is true, else None."""
-    return diagnosis.true_condition(thing.get("status", {}), kind)
+    return role_rules.task_name(label(pod, COMPONENT_LABEL), _index(pod))  # type: ignore[arg-type]  # a label is one of the roles
 
 
 def age(seconds: float) -> str:
@@ -420,11 +412,6 @@ def age(seconds: float) -> str:
 def _terminated(pod: Object) -> Object:
     found: Object = diagnosis.task_container(pod).get("state", {}).get("terminated", {})
     return found
-
-
-def node_of(pod: Object) -> str:
-    """Return the name of a pod's node, `?` if it has none."""
-    return str(pod.get("spec", {}).get("nodeName") or "?")
 
 
 def exit_code(pod: Object) -> int | None:
@@ -442,11 +429,7 @@ def _index(pod: Object) -> int:
     return int((metadata.get("annotations") or {}).get(_INDEX) or (metadata.get("labels") or {}).get(_INDEX) or 0)
 
 
-def _label(thing: Object, key: str) -> str:
-    return str((thing["metadata"].get("labels") or {}).get(key, ""))
-
-
 def _ended_at(job: Object) -> float | None:
     completed = job.get("status", {}).get("completionTime")
-    failed = condition(job, "Failed")
+    failed = true_condition(job, "Failed")
     return parse_rfc3339(completed or (failed or {}).get("lastTransitionTime"))

@@ -15,6 +15,7 @@ from kubernetes.stream import portforward
 
 from launcher.backend.kubernetes import diagnosis, pod_status, status_source, volume_affinity
 from launcher.backend.kubernetes.client import ERRORS, Cluster, Object, translate_errors
+from launcher.backend.kubernetes.object_fields import true_condition
 from launcher.errors import LauncherError, UsageError
 from launcher.plan.addresses import TENSORBOARD_PORT, url_host
 from launcher.render.kubernetes.objects import COMPONENT_LABEL, TENSORBOARD
@@ -36,8 +37,8 @@ def await_tensorboard(cluster: Cluster, run: str) -> None:
     deadline = time.monotonic() + _START_TIMEOUT
     while time.monotonic() < deadline:
         of_run = cluster.list_objects("Pod", status_source.labels_of(run))
-        tensorboard_pods = [pod for pod in of_run if (pod["metadata"].get("labels") or {}).get(COMPONENT_LABEL) == TENSORBOARD]
-        if any(pod_status.condition(pod, "Ready") for pod in tensorboard_pods):
+        tensorboard_pods = [pod for pod in of_run if pod_status.role_of(pod) == TENSORBOARD]
+        if any(true_condition(pod, "Ready") for pod in tensorboard_pods):
             return
         message = f"waiting up to {_START_TIMEOUT:.0f} s for TensorBoard of {run} to start"
         if (
@@ -60,7 +61,7 @@ def await_tensorboard(cluster: Cluster, run: str) -> None:
 def _has_tensorboard(cluster: Cluster, run: str) -> bool:
     """Return whether a run has a TensorBoard, whose pod is then still to come; raise LauncherError if the pod is refused."""
     deployment = cluster.get("Deployment", f"{run}-{TENSORBOARD}")
-    if deployment and (refused := pod_status.condition(deployment, "ReplicaFailure")):
+    if deployment and (refused := true_condition(deployment, "ReplicaFailure")):
         raise LauncherError(f"TensorBoard of {run} gets no pod: {refused.get('message', '')}", "see tensorboard.cpu and tensorboard.memory")
     return deployment is not None
 
@@ -69,8 +70,8 @@ def _only_followers_left(cluster: Cluster, run: str, pods: Sequence[Object]) -> 
     """Return whether no task is still to run except those that wait for TensorBoard. A Job that waits in a queue, without pods, is still to run."""
     jobs = [job for job in cluster.list_objects("Job", status_source.labels_of(run)) if pod_status.is_role(job)]
     waiting = {pod_status.role_of(pod) for pod in pods if volume_affinity.has_none_to_follow(pod, pods)}
-    unfinished = [job for job in jobs if not pod_status.condition(job, "Complete")]
-    return any(pod_status.condition(job, "Failed") for job in jobs) or all(pod_status.role_of(job) in waiting for job in unfinished)
+    unfinished = [job for job in jobs if not true_condition(job, "Complete")]
+    return any(true_condition(job, "Failed") for job in jobs) or all(pod_status.role_of(job) in waiting for job in unfinished)
 
 
 def tensorboard_pod(cluster: Cluster, run: str) -> Object:
@@ -80,7 +81,7 @@ def tensorboard_pod(cluster: Cluster, run: str) -> Object:
     """
     pods = cluster.list_objects("Pod", {**status_source.labels_of(run), COMPONENT_LABEL: TENSORBOARD})
     for pod in pods:
-        if pod_status.condition(pod, "Ready"):
+        if true_condition(pod, "Ready"):
             return pod
     if not pods:
         raise UsageError(

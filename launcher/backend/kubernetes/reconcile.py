@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator, Sequence
 from launcher.backend.kubernetes import diagnosis, pod_status
 from launcher.backend.kubernetes.client import Cluster, status_of
 from launcher.backend.kubernetes.errors import ForbiddenError
-from launcher.backend.kubernetes.object_fields import is_active, is_being_deleted, phase
-from launcher.backend.kubernetes.pod_status import Object, RunSnapshot, node_of, task_of
+from launcher.backend.kubernetes.object_fields import Object, is_active, is_being_deleted, label, node_of, phase, true_condition
+from launcher.backend.kubernetes.pod_status import RunSnapshot, task_of
 from launcher.errors import LauncherError
 from launcher.render.kubernetes.objects import SECONDS_AFTER_RUN, TASK_LABEL, VOLUME_LABEL
 from launcher.runs.status import RunStatus, State
@@ -33,7 +33,7 @@ def lost_pods(pods: Sequence[Object], now: float, lost_after: float) -> list[Obj
     of the two groups pods that are no tasks before tasks.
     """
     # The cluster sets Ready to false on all pods of a node that does not answer.
-    answering = {node_of(pod) for pod in pods if pod_status.condition(pod, "Ready")}
+    answering = {node_of(pod) for pod in pods if true_condition(pod, "Ready")}
     silent = [pod for pod in pods if node_of(pod) not in answering]
     deleted = [(pod, now - since >= lost_after) for pod in silent if (since := deleted_since(pod)) is not None]
     unresponsive_nodes = {node_of(pod) for pod, due in deleted if due and diagnosis.is_unresponsive(pod)}
@@ -42,8 +42,7 @@ def lost_pods(pods: Sequence[Object], now: float, lost_after: float) -> list[Obj
 
 
 def _volume_first(pod: Object) -> tuple[bool, bool]:
-    labels = pod["metadata"].get("labels") or {}
-    return VOLUME_LABEL not in labels, TASK_LABEL in labels
+    return not label(pod, VOLUME_LABEL), bool(label(pod, TASK_LABEL))
 
 
 def deleted_since(pod: Object) -> float | None:
@@ -74,7 +73,7 @@ def unfinished_jobs(snapshot: RunSnapshot, now: float) -> list[tuple[Object, int
     found = (
         (job, int(pod_status.has_leader(snapshot, job)))
         for job, after in waiting
-        if now - ended >= after and not pod_status.job_has_ended(job)
+        if now - ended >= after and not pod_status.workload_has_ended(job)
     )
     return [(job, remaining) for job, remaining in found if job["spec"].get("completions") != remaining]  # else already scaled down
 
@@ -104,7 +103,7 @@ def eviction_failure(snapshot: RunSnapshot) -> str:
     for job in [] if pod_status.controller_of(snapshot.jobs) else filter(_ignores_stops, snapshot.jobs):
         limit = job["spec"].get("backoffLimitPerIndex", job["spec"].get("backoffLimit"))
         pods = (pod for pod in snapshot.pods if pod_status.role_of(pod) == pod_status.role_of(job))
-        evicted = [pod for pod in pods if diagnosis.has_exceeded_limits(pod["status"]) and pod_status.exit_code(pod) == ExitCode.STOPPED]
+        evicted = [pod for pod in pods if diagnosis.has_exceeded_limits(pod) and pod_status.exit_code(pod) == ExitCode.STOPPED]
         for task, times in Counter(map(task_of, evicted)).items():
             last = next(pod for pod in reversed(evicted) if task_of(pod) == task)
             if limit is not None and times > int(limit) and (found := diagnosis.diagnose_pod(last)):
@@ -184,7 +183,7 @@ class Reconciler:
 
         Its node may answer again, and the kubelet write that the task has succeeded: the API server compares the versions.
         """
-        name, node = pod["metadata"]["name"], node_of(pod)
+        name, node = pod["metadata"]["name"], node_of(pod) or "?"
         patch = {"metadata": {"resourceVersion": pod["metadata"].get("resourceVersion")}, **NODE_LOST_STATUS}
         try:
             self._cluster.patch("Pod", name, patch, subresource="status")

@@ -6,9 +6,18 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 
 from launcher import images
-from launcher.backend.kubernetes import admission, helper_pod, missing_objects, pod_status, run_record, status_source, storage_classes
+from launcher.backend.kubernetes import (
+    admission,
+    helper_pod,
+    missing_objects,
+    object_fields,
+    pod_status,
+    run_record,
+    status_source,
+    storage_classes,
+)
 from launcher.backend.kubernetes.client import Cluster, Object, status_of
-from launcher.backend.kubernetes.object_fields import is_being_deleted
+from launcher.backend.kubernetes.object_fields import is_being_deleted, label
 from launcher.backend.kubernetes.reconcile import lost_pods
 from launcher.backend.kubernetes.run_context import JOB_KINDS, OPTIONAL_KINDS, ObjectRef
 from launcher.errors import LauncherError, UsageError
@@ -111,7 +120,7 @@ def _dry_run_of_binding(cluster: Cluster, manifest: Object) -> Object:
 def refuse_claim_of_others(cluster: Cluster, run: Run) -> None:
     """Raise UsageError if a claim of this name was not created for the run: `apply` would adopt it, and `down --delete-data` delete it."""
     claim = cluster.get("PersistentVolumeClaim", run.claim) if run.has_own_claim else None
-    if claim is not None and claim["metadata"].get("labels", {}).get(INSTANCE_LABEL) != run.name:
+    if claim is not None and label(claim, INSTANCE_LABEL) != run.name:
         raise UsageError(
             f"the claim {run.claim} in {cluster.description()} was not created for this run",
             f"name it in the file, kubernetes: {{claim: {run.claim}}}, and the run uses its own directory on it; or give the run another name",
@@ -172,7 +181,9 @@ def remove(cluster: Cluster, run: str, existing: Iterable[ObjectRef] | None = No
     await_pods_deleted(cluster, run, DELETE_TIMEOUT)
 
 
-def await_pods_deleted(cluster: Cluster, run: str, within: float, on_poll: Callable[[], object] | None = None) -> list[pod_status.Object]:
+def await_pods_deleted(
+    cluster: Cluster, run: str, within: float, on_poll: Callable[[], object] | None = None
+) -> list[object_fields.Object]:
     """Wait until all pods of a run whose Jobs were deleted are gone, calling `on_poll`. Raises LauncherError with those that remain.
 
     Force-delete and return the pods of lost nodes: after `within` seconds, or once only such pods are left and their grace period ended a minute
@@ -200,7 +211,7 @@ def await_pods_deleted(cluster: Cluster, run: str, within: float, on_poll: Calla
     return lost
 
 
-def _grace_period(pod: Object) -> float:
+def _grace_period(pod: object_fields.Object) -> float:
     """Return a pod's grace period: that of its deletion, which `down --now` shortens, else that of its spec."""
     return float(pod["metadata"].get("deletionGracePeriodSeconds", pod["spec"].get("terminationGracePeriodSeconds")) or 0)
 

@@ -6,11 +6,11 @@ import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 
-from launcher.backend.kubernetes import attendant_annotations, diagnosis, notifier, past_attempts, pod_status, run_record
+from launcher.backend.kubernetes import attendant_annotations, diagnosis, notifier, object_fields, past_attempts, pod_status, run_record
 from launcher.backend.kubernetes.client import Cluster, Object, claims_of
 from launcher.backend.kubernetes.errors import ForbiddenError
 from launcher.backend.kubernetes.informer import Informer, PollBackoff, versions
-from launcher.backend.kubernetes.object_fields import is_active, is_being_deleted, phase
+from launcher.backend.kubernetes.object_fields import is_active, is_being_deleted, label, phase, true_condition
 from launcher.backend.kubernetes.pod_logs import PodLogs
 from launcher.backend.kubernetes.pod_status import RunSnapshot, task_of
 from launcher.backend.kubernetes.run_context import RunContext
@@ -63,7 +63,7 @@ class RunInformer:
 
     def pods(self) -> list[Object]:
         """Return the pods of the run's tasks."""
-        return [pod for pod in self._pods.objects() if _has(pod, TASK_LABEL)]
+        return [pod for pod in self._pods.objects() if label(pod, TASK_LABEL)]
 
     def poll_soon(self) -> None:
         """Poll as often as after a change: something may have ended."""
@@ -98,7 +98,7 @@ class RunInformer:
         )
         queued = tuple(cluster.list_or_empty("Workload") or cluster.list_or_empty("Workload (v1beta1)")) if is_queued else ()
         snapshot = RunSnapshot(run, jobs, pods, jobset=jobset, queued=queued)
-        tasks = [pod for pod in pods if _has(pod, TASK_LABEL)]
+        tasks = [pod for pod in pods if label(pod, TASK_LABEL)]
         started = sum(phase(pod) in {"Running", "Succeeded"} for pod in tasks)
         pods_by_role = Counter(map(pod_status.role_of, tasks))
         lacking = [job for job in jobs if not same_pods or pods_by_role[pod_status.role_of(job)] < _completions(job)]
@@ -137,16 +137,12 @@ def relevant_pods(pods: Iterable[Object]) -> list[Object]:
     Pods that mount a volume for one node are scheduled to the node where one of them is, until that one has ended. So a pod of TensorBoard that
     is being deleted on a node that does not answer keeps the chief's next pod from every other node.
     """
-    return [pod for pod in pods if _has(pod, TASK_LABEL) or (_may_block(pod) and is_being_deleted(pod) and is_active(pod))]
+    return [pod for pod in pods if label(pod, TASK_LABEL) or (_may_block(pod) and is_being_deleted(pod) and is_active(pod))]
 
 
 def _may_block(pod: Object) -> bool:
     """Return whether a pod, while it is being deleted on a lost node, keeps other pods or its own Job waiting."""
-    return _has(pod, VOLUME_LABEL) or pod_status.role_of(pod) == ATTENDANT
-
-
-def _has(thing: Object, label: str) -> bool:
-    return label in (thing["metadata"].get("labels") or {})
+    return bool(label(pod, VOLUME_LABEL)) or pod_status.role_of(pod) == ATTENDANT
 
 
 def _jobset(cluster: Cluster, run: str, jobs: Sequence[Object]) -> Object | None:
@@ -181,7 +177,7 @@ class StatusReader:
         self._informer = RunInformer(cluster, run)
         self._task_events: TaskEvents | None = None
         self._next = 0.0
-        self._pods: dict[str, pod_status.Object] = {}  # by name, as last seen
+        self._pods: dict[str, object_fields.Object] = {}  # by name, as last seen
         self._past_attempts: dict[str, tuple[str, EndedAttempt]] = {}  # pod name -> task, and how its attempt ended
         self._last: RunStatus | None = None
         self._nodes: Sequence[Object] = ()
@@ -202,11 +198,11 @@ class StatusReader:
     def is_attended(self) -> bool:
         """Return whether the run has an attendant that works, has finished, or may still start, as last seen."""
         job = self.attendant
-        if job is None or pod_status.condition(job, "Failed"):
+        if job is None or true_condition(job, "Failed"):
             return False
         created = parse_rfc3339(job["metadata"].get("creationTimestamp"))
         may_start = created is None or self.cluster.now() - created < _ATTENDANT_STARTS
-        return may_start or bool(job.get("status", {}).get("ready")) or pod_status.condition(job, "Complete") is not None
+        return may_start or bool(job.get("status", {}).get("ready")) or true_condition(job, "Complete") is not None
 
     def is_unchanged(self) -> bool:
         """Return whether Jobs and pods are unchanged since they were last seen. Call it before an action that cannot be undone. Raises LauncherError."""
@@ -288,7 +284,7 @@ class StatusReader:
         recorded = attendant_annotations.final(self._informer.attendant)
         if recorded is None or not all(map(pod_status.creates_no_more_pods, self.snapshot.jobs)):
             return None
-        if recorded.state is State.FAILED and all(pod_status.condition(job, "Complete") for job in self.snapshot.jobs):
+        if recorded.state is State.FAILED and all(true_condition(job, "Complete") for job in self.snapshot.jobs):
             return None  # a user has resumed it since
         return dataclasses.replace(recorded, run_dir=location)
 
@@ -311,7 +307,7 @@ def location_of(snapshot: RunSnapshot, cluster: Cluster) -> Location | None:
     return on_claim(claim, cluster, snapshot.name) if claim else None
 
 
-def _mounted_claims(job: pod_status.Object) -> dict[str, str]:
+def _mounted_claims(job: object_fields.Object) -> dict[str, str]:
     return claims_of(job.get("spec", {}).get("template", {}).get("spec", {}))
 
 

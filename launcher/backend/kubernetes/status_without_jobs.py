@@ -5,6 +5,7 @@ from pathlib import Path
 
 from launcher.backend.kubernetes import pod_status, run_record, status_source
 from launcher.backend.kubernetes.client import Cluster, Object
+from launcher.backend.kubernetes.object_fields import label
 from launcher.backend.kubernetes.pod_logs import stored_tasks
 from launcher.plan import role_rules
 from launcher.render.kubernetes.objects import INSTANCE_LABEL
@@ -65,4 +66,4 @@ def _stopping_tasks(names: Iterable[str], pods: Iterable[Object]) -> list[TaskSt
 
 def _has_claim(cluster: Cluster, run: str) -> bool:
     claim = cluster.get("PersistentVolumeClaim", run)
-    return claim is not None and claim["metadata"].get("labels", {}).get(INSTANCE_LABEL) == run
+    return claim is not None and label(claim, INSTANCE_LABEL) == run

@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterable
 
 from launcher.backend.kubernetes import diagnosis, pod_status, run_objects, run_record, status_source
 from launcher.backend.kubernetes.client import Cluster
-from launcher.backend.kubernetes.object_fields import is_being_deleted
+from launcher.backend.kubernetes.object_fields import Object, is_being_deleted, node_of
 from launcher.backend.kubernetes.pod_logs import PodLogs
-from launcher.backend.kubernetes.pod_status import node_of, task_of
+from launcher.backend.kubernetes.pod_status import task_of
 from launcher.backend.kubernetes.run_context import JOB_KINDS, ObjectRef
 from launcher.backend.kubernetes.task_events import TaskEvents
 from launcher.errors import LauncherError, UsageError
@@ -86,9 +86,9 @@ def _refuse_other_controllers(cluster: Cluster, run: str, existing: Iterable[Obj
         )
 
 
-def unsaved_notice(lost: Iterable[pod_status.Object]) -> str:
+def unsaved_notice(lost: Iterable[Object]) -> str:
     """Return a notice of steps that may be lost with these pods, which did not end by themselves; empty without pods. Pure."""
-    lost_tasks = ", ".join(f"{task_of(pod)} on {node_of(pod)}" for pod in lost)
+    lost_tasks = ", ".join(f"{task_of(pod)} on {node_of(pod) or '?'}" for pod in lost)
     return f"steps after the last checkpoint may be lost with tasks whose nodes did not answer: {lost_tasks}" if lost_tasks else ""
 
 
@@ -98,10 +98,10 @@ class _UnresponsiveNodes:
     def __init__(self, report: Callable[[str], object] | None) -> None:
         self._report, self._reported = report, set[str]()
 
-    def check(self, pods: Iterable[pod_status.Object]) -> None:
+    def check(self, pods: Iterable[Object]) -> None:
         by_node: dict[str, list[str]] = {}
         for pod in filter(diagnosis.is_unresponsive, pods):
-            by_node.setdefault(node_of(pod), []).append(task_of(pod))
+            by_node.setdefault(node_of(pod) or "?", []).append(task_of(pod))
         for node in by_node.keys() - self._reported:
             self._reported.add(node)
             tasks = ", ".join(sorted(by_node[node]))

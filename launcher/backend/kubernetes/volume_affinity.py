@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from launcher.backend.kubernetes import diagnosis
 from launcher.backend.kubernetes.client import claims_of
 from launcher.backend.kubernetes.diagnosis import Diagnosis
-from launcher.backend.kubernetes.object_fields import Object, condition_entry, is_active, is_being_deleted, phase
+from launcher.backend.kubernetes.object_fields import Object, condition_entry, is_active, is_being_deleted, label, node_of, phase
 from launcher.render.kubernetes.objects import COMPONENT_LABEL, HELPER_POD, TENSORBOARD, VOLUME_LABEL
 
 # Annotation of a claim: the node for which the scheduler had its volume provisioned. https://kubernetes.io/docs/reference/labels-annotations-taints/
@@ -35,7 +35,7 @@ def diagnose(
     if _ELSEWHERE.search(message):
         claim = _selected_node_annotations(pod, claims)
         return _on_its_node(claim[_SELECTED_NODE], claim.get(_PROVISIONER, ""), pods, message) if claim else None
-    if _AFFINITY_UNMET in message and VOLUME_LABEL in (pod["metadata"].get("labels") or {}):
+    if _AFFINITY_UNMET in message and label(pod, VOLUME_LABEL):
         return _diagnose_affinity(pod, pods, message, leader_completed=leader_completed)
     held = [event for event in diagnosis.failed_attachments(events) if _ATTACHED.search(str(event.get("message", "")))]
     found = [_attachment_problem(pod, pods, claims, event) for event in held]
@@ -72,13 +72,13 @@ def _on_its_node(node: str, provisioner: str, pods: Sequence[Object], message: s
 
 
 def _diagnose_affinity(pod: Object, pods: Sequence[Object], message: str, *, leader_completed: bool) -> Diagnosis | None:
-    others = [other for other in pods if other is not pod and _node(other) and _is_followed(other)]
+    others = [other for other in pods if other is not pod and node_of(other) and _is_followed(other)]
     present = list(filter(is_active, others))
-    blocking = next((other for other in present if is_being_deleted(other) and _is_lost(_node(other), pods)), None)
+    blocking = next((other for other in present if is_being_deleted(other) and _is_lost(node_of(other), pods)), None)
     if blocking is not None:
         return Diagnosis(
             "storage",
-            f"the run's volume ties it to the node {_node(blocking)}, which is lost: the pod {blocking['metadata']['name']} still counts there",
+            f"the run's volume ties it to the node {node_of(blocking)}, which is lost: the pod {blocking['metadata']['name']} still counts there",
             f"`launcher wait` marks that pod as failed; or: {diagnosis.mark_failed_command(blocking)}",
         )
     if not present and leader_completed:
@@ -87,7 +87,7 @@ def _diagnose_affinity(pod: Object, pods: Sequence[Object], message: str, *, lea
         )
     if not present:
         return Diagnosis("nodes", "waits for the leader, on whose node the run's volume is", "")
-    node = _node(present[0])
+    node = node_of(present[0])
     return Diagnosis(
         "nodes",
         f"the run's volume ties it to the node {node}, which does not take it: {diagnosis.unschedulable(message)}",
@@ -97,16 +97,15 @@ def _diagnose_affinity(pod: Object, pods: Sequence[Object], message: str, *, lea
 
 def _restart_remedy(pod: Object, pods: Iterable[Object]) -> str:
     """Return the remedy for a pod without another to follow: start one that does not follow any."""
-    run = pod["metadata"]["labels"][VOLUME_LABEL]
-    if any((one["metadata"].get("labels") or {}).get(COMPONENT_LABEL) == TENSORBOARD for one in pods):
+    run = label(pod, VOLUME_LABEL)
+    if any(label(one, COMPONENT_LABEL) == TENSORBOARD for one in pods):
         return f"launcher tensorboard {run} lets TensorBoard go to the volume, and this task follows it"
     return f"launcher down {run}, and launcher up again: the leader comes back with its last checkpoint, and this task follows it"
 
 
 def _is_followed(pod: Object) -> bool:
     """Return whether other pods follow a pod to its node: not a short-lived helper pod of the launcher."""
-    labels = pod["metadata"].get("labels") or {}
-    return VOLUME_LABEL in labels and labels.get(COMPONENT_LABEL) != HELPER_POD
+    return bool(label(pod, VOLUME_LABEL)) and label(pod, COMPONENT_LABEL) != HELPER_POD
 
 
 def _attachment_problem(pod: Object, pods: Sequence[Object], claims: Sequence[Object], event: Object) -> tuple[str, str]:
@@ -119,7 +118,9 @@ def _attachment_problem(pod: Object, pods: Sequence[Object], claims: Sequence[Ob
         names = {one["metadata"]["name"] for one in pods}
         if not names & set(re.split(r"[ ,]+", users[1])):  # of another run, or not of a run at all
             return f"{subject} is in use on another node, by {users[1]}", "it is free when that pod has ended"
-    nodes = [_node(other) for other in pods if other is not pod and own_claims & _claims(other) and _node(other) not in {"", _node(pod)}]
+    nodes = [
+        node_of(other) for other in pods if other is not pod and own_claims & _claims(other) and node_of(other) not in {"", node_of(pod)}
+    ]
     if not nodes:
         remedy = (
             "Kubernetes detaches it some six minutes after it has lost a node; kubectl get volumeattachments names the node, and kubectl delete node "
@@ -152,10 +153,6 @@ def _claims(pod: Object) -> set[str]:
     return set(claims_of(pod.get("spec", {})).values())
 
 
-def _node(pod: Object) -> str:
-    return str(pod.get("spec", {}).get("nodeName") or "")
-
-
 def _is_lost(node: str, pods: Iterable[Object]) -> bool:
     """Return whether a pod of the run shows that the node is lost: the node does not answer."""
-    return any(_node(one) == node and diagnosis.is_unresponsive(one) for one in pods)
+    return any(node_of(one) == node and diagnosis.is_unresponsive(one) for one in pods)
