@@ -30,19 +30,15 @@ from launcher.backend.kubernetes import (
     teardown,
 )
 from launcher.backend.kubernetes.client import Cluster, Object
-from launcher.backend.kubernetes.errors import TransientError, WebhookError, run_unreachable
+from launcher.backend.kubernetes.errors import UNREACHABLE_TIMEOUT, TransientError, WebhookError, run_unreachable
 from launcher.backend.kubernetes.object_fields import is_being_deleted, label
 from launcher.backend.kubernetes.pod_logs import PodLogs
 from launcher.backend.kubernetes.pod_status import RunSnapshot
-from launcher.backend.kubernetes.run_context import MissingObjects, RunContext
-from launcher.backend.kubernetes.status_without_jobs import BACKEND
+from launcher.backend.kubernetes.run_context import BACKEND, MissingObjects, RunContext
 from launcher.backend.model import ClusterRef, PlannedRun, TensorBoardAddress, spec_of
 from launcher.errors import LauncherError, UsageError, check_tasks, did_you_mean
-from launcher.images import spec_image
 from launcher.notify import ledger
 from launcher.notify.delivery import Channel
-from launcher.plan import planner
-from launcher.plan.target_rules import TARGET_RULES
 from launcher.render.kubernetes import manifests
 from launcher.render.kubernetes.objects import COMPONENT_LABEL, INSTANCE_LABEL, Run
 from launcher.render.targets import RenderSource
@@ -54,8 +50,6 @@ from launcher.spec.notification import Notify
 from launcher.spec.quantities import parse_duration
 from trainer.stacks import PORT, ProcessStacks
 
-# Seconds for which a cluster may stop answering, for example while its API server is replaced. The run continues meanwhile.
-UNREACHABLE_TIMEOUT = 600.0
 _NOTIFY_TIMEOUT = 60.0  # seconds for which a launcher tries to notify people before it exits
 
 
@@ -66,7 +60,6 @@ class _WatchedRun:
     cluster: Cluster
     status_reader: status_source.StatusReader
     missing_objects_watch: missing_objects.MissingObjectsWatch | None = None  # None if missing objects are not looked for
-    spec: dict[str, Any] | None = None
     without_jobs: tuple[RunSnapshot, RunStatus] | None = None  # a snapshot without Jobs, and the status derived from it
     user: str | None = None  # who started it, empty if not known
     last: RunStatus | None = None
@@ -191,7 +184,7 @@ class KubernetesBackend:
                 "check that the namespace exists (kubectl get namespace); `launcher up` starts the run from its first step, as its volume is gone too",
             )
         if status is None:
-            others = self._names(cluster, _records(cluster))
+            others = _names(cluster, _records(cluster))
             raise UsageError(
                 f"there is no run {name} in {cluster.description()}",
                 f"{did_you_mean(name, others)}the runs there are {', '.join(others)}"
@@ -212,7 +205,7 @@ class KubernetesBackend:
                 raise
             except LauncherError as error:  # e.g. its spec is of another version
                 run, unknown = None, dataclasses.replace(unknown, reason=f"{unknown.reason}; {error.message}")
-            watched.expired = expired.status(watched.cluster, unknown, run) if run else unknown
+            watched.expired = expired.status(watched.cluster, unknown, run, watched.record) if run else unknown
             if watched.expired.state is not State.UNKNOWN:
                 with contextlib.suppress(LauncherError):  # without the right to write it, it is determined again next time
                     run_record.write_end(watched.cluster, watched.expired, run_record.start_of(watched.record))
@@ -288,11 +281,10 @@ class KubernetesBackend:
 
     def _reconcile(self, watched: _WatchedRun, name: str, snapshot: RunSnapshot, status: RunStatus, messages: list[str]) -> None:
         if watched.reconciler is None:
-            watched.spec = self.spec(name) or {}
             logs = PodLogs(watched.cluster, self._log_directory(watched.cluster, name))
-            watched.reconciler = reconcile.Reconciler(watched.cluster, name, self._limit(watched, "node_lost"), logs.new_lines)
+            watched.reconciler = reconcile.Reconciler(watched.cluster, name, _limit(watched, "node_lost"), logs.new_lines)
         messages.extend(watched.reconciler.reconcile(snapshot, status))
-        failure = watched.reconciler.give_up_reason(snapshot, status, self._limit(watched, "start_timeout"))
+        failure = watched.reconciler.give_up_reason(snapshot, status, _limit(watched, "start_timeout"))
         if failure and status.state not in ENDED and watched.status_reader.is_unchanged():
             messages.append(failure)
             failed = status.with_end(State.FAILED, failure, watched.cluster.now())
@@ -302,16 +294,12 @@ class KubernetesBackend:
             # Not if its Jobs are suspended: it may continue. During another start they are those of the start before.
             run_record.write_end(watched.cluster, status, run_record.start_of(watched.record))
 
-    def _limit(self, watched: _WatchedRun, limit: str) -> float:
-        """Return a limit of the run's spec in seconds, or its default."""
-        return parse_duration(((watched.spec or {}).get("limits") or {}).get(limit, Limits.model_fields[limit].default))
-
     def runs(self) -> list[RunStatus]:
         """Return the status of every run of the namespace, newest first."""
         cluster = Cluster(self._cluster_ref.context, self._cluster_ref.namespace)
         known = []
         records = {record["metadata"]["labels"].get(INSTANCE_LABEL): record for record in _records(cluster)}
-        for name in self._names(cluster, records.values()):
+        for name in _names(cluster, records.values()):
             with contextlib.suppress(UsageError):  # removed meanwhile
                 self._clusters[name] = cluster  # later calls concern the listed run, even if one of its name was last started elsewhere
                 watched = _WatchedRun(
@@ -319,11 +307,6 @@ class KubernetesBackend:
                 )
                 known.append(self._status(watched, name))
         return sorted(known, key=lambda status: status.started or 0, reverse=True)
-
-    def _names(self, cluster: Cluster, records: Iterable[Object]) -> list[str]:
-        found = [*cluster.list_objects("Job", status_source.OURS), *records]
-        found += cluster.list_objects("PersistentVolumeClaim", status_source.OURS)
-        return sorted({thing["metadata"]["labels"].get(INSTANCE_LABEL, "") for thing in found} - {""})
 
     def logs(self, name: str, *, tasks: list[str], follow: bool, since: float | None = None, tail: int | None = None) -> Iterator[LogLine]:
         """Yield the lines of `tasks` (all when empty) in order of time, including earlier attempts; `tail` counts per task."""
@@ -340,7 +323,6 @@ class KubernetesBackend:
             selection,
             functools.partial(self._pods, name),
             functools.partial(self._may_end_following, name),
-            UNREACHABLE_TIMEOUT,
             watched.status_reader.logs,
         )
 
@@ -445,7 +427,7 @@ class KubernetesBackend:
         return TensorBoardAddress(forward.url, forward.serve)
 
     def _kubernetes_run(self, run: PlannedRun) -> Run:
-        return helper_pod.with_claim_access(
+        return run_objects.with_claim_access(
             self._cluster(run.plan.name), manifests.run_of(RenderSource(spec_of(run.spec), run.plan, Path.cwd()))
         )
 
@@ -454,9 +436,7 @@ class KubernetesBackend:
         stored = self.spec(name)
         if stored is None:
             return None
-        spec = spec_of(stored)
-        plan = planner.plan(spec, "kubernetes", run_dir=TARGET_RULES["kubernetes"].run_dir(self._runs, name))
-        return helper_pod.with_claim_access(self._cluster(name), Run(spec, plan, spec_image(spec)))
+        return run_objects.with_claim_access(self._cluster(name), run_objects.run_of_spec(spec_of(stored)))
 
     def _watched(self, name: str) -> _WatchedRun:
         if name not in self._watched_runs:
@@ -478,6 +458,18 @@ class KubernetesBackend:
 
     def _log_directory(self, cluster: Cluster, name: str) -> Path:
         return cluster_cache.logs(self._runs, _namespace_ref(cluster), name)
+
+
+def _limit(watched: _WatchedRun, limit: str) -> float:
+    """Return a limit of the run's spec in seconds, or its default."""
+    return parse_duration(((run_record.spec(watched.record) or {}).get("limits") or {}).get(limit, Limits.model_fields[limit].default))
+
+
+def _names(cluster: Cluster, records: Iterable[Object]) -> list[str]:
+    """Return the names of the namespace's runs."""
+    found = [*cluster.list_objects("Job", status_source.OURS), *records]
+    found += cluster.list_objects("PersistentVolumeClaim", status_source.OURS)
+    return sorted({thing["metadata"]["labels"].get(INSTANCE_LABEL, "") for thing in found} - {""})
 
 
 def _records(cluster: Cluster) -> list[Object]:

@@ -190,23 +190,19 @@ class Cluster:
         root, plural = KINDS[kind]
         return "/".join(filter(None, ["", root, "namespaces", self.namespace, plural, name]))
 
-    def get(self, kind: str, name: str) -> Object | None:
-        """Return an object, or None when there is none."""
-        found: Object | None = self._get(kind, name)
-        return found
-
-    def _get(self, kind: str, name: str, **options: Any) -> Any:
-        """Return the API server's answer about an object, None when there is none."""
+    def get(self, kind: str, name: str, **options: Any) -> Object | None:
+        """Return an object, or None when there is none; `options` are those of `request`."""
         try:
-            return self.request("get", self.path(kind, name), action=f"looking for {kind} {name}", **options)
+            found: Object = self.request("get", self.path(kind, name), action=f"looking for {kind} {name}", **options)
         except LauncherError as error:
             if status_of(error) == 404:
                 return None
             raise
+        return found
 
     def has(self, kind: str, name: str) -> bool:
         """Return whether an object exists, without reading its content: a Secret's stays secret."""
-        return self._get(kind, name, header_params={"Accept": _METADATA_ONLY}) is not None
+        return self.get(kind, name, header_params={"Accept": _METADATA_ONLY}) is not None
 
     def list_objects(self, kind: str, labels: Mapping[str, str] | None = None, fields: Mapping[str, str] | None = None) -> list[Object]:
         """Return the objects of a kind that have all these labels and field values."""
@@ -256,7 +252,11 @@ class Cluster:
     def apply(self, manifest: Object, *, dry_run: bool = False) -> Object:
         """Create an object, or change the existing one, by server-side apply: fields that others manage stay as they are."""
         name = str(manifest["metadata"]["name"])
-        options: dict[str, Any] = {"content_type": "application/apply-patch+yaml", "field_manager": MANAGER, **_dry_run(dry_run)}
+        options: dict[str, Any] = {
+            "content_type": "application/apply-patch+yaml",
+            "field_manager": MANAGER,
+            "dry_run": "All" if dry_run else None,
+        }
         action = f"checking {manifest['kind']} {name}" if dry_run else f"applying {manifest['kind']} {name}"
         applied: Object = self.request("patch", self.path(manifest["kind"], name), action=action, body=as_json(manifest), **options)
         return applied
@@ -266,7 +266,7 @@ class Cluster:
         name = manifest["metadata"].get("name") or manifest["metadata"]["generateName"]
         action = f"checking {manifest['kind']} {name}" if dry_run else f"creating {manifest['kind']} {name}"
         created: Object = self.request(
-            "post", self.path(manifest["kind"]), action=action, body=manifest, field_manager=MANAGER, **_dry_run(dry_run)
+            "post", self.path(manifest["kind"]), action=action, body=manifest, field_manager=MANAGER, dry_run="All" if dry_run else None
         )
         return created
 
@@ -352,10 +352,6 @@ def status_of(error: LauncherError) -> int | None:
     """Return the HTTP status of an error, or None if the API server has not answered."""
     status = getattr(error.__cause__, "status", None)
     return status if isinstance(status, int) else None
-
-
-def _dry_run(dry_run: bool) -> dict[str, Any]:
-    return {"dry_run": "All"} if dry_run else {}
 
 
 def _context(wanted: str | None) -> tuple[str | None, str]:

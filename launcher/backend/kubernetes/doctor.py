@@ -4,20 +4,17 @@ import json
 import re
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
-from launcher import images
 from launcher.backend.check_results import CheckRequest, CheckResult, error_result, ok, problem, warning
 from launcher.backend.kubernetes import admission, diagnosis, doctor_capacity, doctor_policies, helper_pod, run_objects, storage_classes
 from launcher.backend.kubernetes.client import Cluster, Object, version_numbers
 from launcher.backend.kubernetes.errors import no_access
 from launcher.errors import LauncherError, UsageError
-from launcher.plan import planner
 from launcher.plan.container_paths import CONTAINER_RUNS
 from launcher.render.kubernetes import network
 from launcher.render.kubernetes.objects import TASK_LABEL, Run
 from launcher.render.kubernetes.storage import volume_pods
-from launcher.spec.kubernetes import DEFAULT_VERSION, parse_version
+from launcher.spec.kubernetes import DEFAULT_VERSION, OLDEST_VERSION, parse_version
 from launcher.spec.models import ClusterSpec, Role, Roles
 from launcher.spec.problems import all_of
 from launcher.spec.quantities import parse_quantity
@@ -117,7 +114,9 @@ def examine(request: CheckRequest) -> Iterator[CheckResult]:
     yield from _admission(cluster, spec, is_given=request.spec is not None)
     if storage_of(spec):
         wanted = f"ask for a storage class that offers {access_of(spec)}"
-        yield from _or_unknown("storage", f"whether there is one is not known; {wanted}", lambda: _storage(cluster, _kubernetes_run(spec)))
+        yield from _or_unknown(
+            "storage", f"whether there is one is not known; {wanted}", lambda: _storage(cluster, run_objects.run_of_spec(spec))
+        )
     yield from doctor_capacity.examine(cluster, request.spec, _colocated_roles(cluster, spec))
     yield from _image_and_dns(cluster, spec)
 
@@ -127,7 +126,11 @@ def _version(cluster: Cluster, spec: ClusterSpec) -> Iterator[CheckResult]:
     wanted = spec.kubernetes.version or DEFAULT_VERSION
     offered = version_numbers(reported)
     if offered < parse_version(wanted):
-        remedy = f'set kubernetes.version to "{offered[0]}.{offered[1]}"' if offered >= (1, 26) else "use a cluster of 1.26 or newer"
+        remedy = (
+            f'set kubernetes.version to "{offered[0]}.{offered[1]}"'
+            if offered >= OLDEST_VERSION
+            else f"use a cluster of {'.'.join(map(str, OLDEST_VERSION))} or newer"
+        )
         yield problem("version", f"{reported['gitVersion']}; the spec is for {wanted} or newer", remedy)
     else:
         yield ok("version", f"{reported['gitVersion']}")
@@ -190,10 +193,6 @@ def _namespace(cluster: Cluster) -> Iterator[CheckResult]:
         yield error_result("namespace", error)
 
 
-def _listed(cluster: Cluster, path: str, action: str) -> list[dict[str, Any]]:
-    return list(cluster.request("get", path, action=action).get("items") or ())
-
-
 def _or_unknown(check_name: str, unknown: str, check: Callable[[], Iterator[CheckResult]]) -> Iterator[CheckResult]:
     """Yield the results of a check; if it fails, a warning with the cause, with what is `unknown` then, and with the remedy."""
     try:
@@ -203,9 +202,9 @@ def _or_unknown(check_name: str, unknown: str, check: Callable[[], Iterator[Chec
 
 
 def _policies(cluster: Cluster, spec: ClusterSpec) -> Iterator[CheckResult]:
-    run = _kubernetes_run(spec)
+    run = run_objects.run_of_spec(spec)
     own = network.policies(run) if run.options.egress == "tasks" else []
-    policies = doctor_policies.egress_policies([*_listed(cluster, cluster.path("NetworkPolicy"), "listing network policies"), *own], run)
+    policies = doctor_policies.egress_policies([*cluster.list_objects("NetworkPolicy"), *own], run)
     names = ", ".join(policies.names)
     if policies.lacking:
         yield problem(
@@ -221,7 +220,7 @@ def _policies(cluster: Cluster, spec: ClusterSpec) -> Iterator[CheckResult]:
 
 
 def _quotas(cluster: Cluster) -> Iterator[CheckResult]:
-    for quota in _listed(cluster, cluster.path("ResourceQuota"), "listing quotas"):
+    for quota in cluster.list_objects("ResourceQuota"):
         status = quota.get("status", {})
         full = [
             name
@@ -234,7 +233,7 @@ def _quotas(cluster: Cluster) -> Iterator[CheckResult]:
 
 def _admission(cluster: Cluster, spec: ClusterSpec, *, is_given: bool) -> Iterator[CheckResult]:
     """Check the pods of a run as `up` does; if no spec was given, a refusal is only a warning."""
-    run = _kubernetes_run(spec)
+    run = run_objects.run_of_spec(spec)
     manifests = run_objects.objects(run, cluster)
     sets = admission.pod_sets(manifests, helper_pod.helper(run))
     for message, remedy in admission.missing_references(cluster, sets, manifests):
@@ -261,7 +260,7 @@ def _webhook(cluster: Cluster, spec: ClusterSpec) -> Iterator[CheckResult]:
 
 
 def _storage(cluster: Cluster, planned: Run) -> Iterator[CheckResult]:
-    run = helper_pod.with_claim_access(cluster, planned)
+    run = run_objects.with_claim_access(cluster, planned)
     try:
         volume_pods(run)
     except UsageError as error:
@@ -297,7 +296,7 @@ def _storage(cluster: Cluster, planned: Run) -> Iterator[CheckResult]:
 def _colocated_roles(cluster: Cluster, spec: ClusterSpec) -> tuple[str, ...]:
     """Return the roles whose tasks must share one node because of the volume."""
     try:
-        shared = volume_pods(helper_pod.with_claim_access(cluster, _kubernetes_run(spec)))
+        shared = volume_pods(run_objects.with_claim_access(cluster, run_objects.run_of_spec(spec)))
     except LauncherError:  # reported by the check of storage
         return ()
     return tuple(name for name in shared.pods if name in ROLES) if shared.one_node else ()
@@ -309,7 +308,7 @@ def _mounters(run: Run) -> str:
 
 def _image_and_dns(cluster: Cluster, spec: ClusterSpec) -> Iterator[CheckResult]:
     """Start a pod that ends at once, to check that the image can be pulled, that DNS works and that a bound claim can be written to."""
-    run = helper_pod.with_claim_access(cluster, _kubernetes_run(spec))
+    run = run_objects.with_claim_access(cluster, run_objects.run_of_spec(spec))
     script = _LOOKUP_SCRIPT if _looks_up_names(run) else "print('image ok', flush=True)"
     claim = cluster.get("PersistentVolumeClaim", run.claim) if run.claim_access else None
     if claim is not None and claim.get("status", {}).get("phase") == "Bound":
@@ -354,7 +353,3 @@ def _claim_problem(run: Run, error: LauncherError) -> CheckResult:
         return problem("claim", f"{directory} of {run.claim} cannot be written: {text}", remedy)
     message = f"{directory} of {run.claim} belongs to user {user}, group {group}; user {run.options.user} may not write there"
     return problem("claim", message, f"set kubernetes.user to {user}, or give the directory to {run.options.user}")
-
-
-def _kubernetes_run(spec: ClusterSpec) -> Run:
-    return Run(spec, planner.plan(spec, "kubernetes", run_dir=f"{CONTAINER_RUNS}/{spec.name}"), images.spec_image(spec))

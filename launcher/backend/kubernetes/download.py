@@ -17,13 +17,12 @@ from io import RawIOBase
 from pathlib import Path
 from typing import Any
 
-from launcher.backend.kubernetes import helper_pod, port_forward, status_source
+from launcher.backend.kubernetes import helper_pod, port_forward, run_objects, status_source
 from launcher.backend.kubernetes.client import ERRORS, Cluster, claims_of, translate_errors
 from launcher.backend.kubernetes.errors import ForbiddenError
 from launcher.errors import LauncherError, UsageError
 from launcher.files import json_object
 from launcher.images import USER
-from launcher.plan import planner
 from launcher.plan.container_paths import CONTAINER_RUNS
 from launcher.render.kubernetes.objects import TRAINER_CONTAINER, Run
 from launcher.runs import archive
@@ -122,7 +121,7 @@ def _run_of_jobs(cluster: Cluster, name: str) -> Run | None:
         image = pod["containers"][0]["image"]
         fields = {"version": 1, "name": name, "image": image, "command": ["true"]}
         spec = ClusterSpec.model_validate({**fields, "storage": {"access": access}, "kubernetes": options})
-        return Run(spec, planner.plan(spec, "kubernetes", run_dir=f"{CONTAINER_RUNS}/{name}"), image)
+        return run_objects.run_of_spec(spec, image)
     return None
 
 

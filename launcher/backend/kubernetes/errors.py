@@ -37,6 +37,10 @@ _CONFLICT = "the object has been modified; please apply your changes to the late
 _WEBHOOK_FAILED = "failed calling webhook"
 
 
+# Seconds for which a cluster may stop answering, for example while its API server is replaced. The run continues meanwhile.
+UNREACHABLE_TIMEOUT = 600.0
+
+
 class TransientError(LauncherError):
     """A request failed in a way that a retry may mend: the API server did not answer, or could not do it now. `problem` follows `the cluster`."""
 

@@ -18,19 +18,18 @@ _COMPLETED = "Completed"
 _FAILURES = frozenset({"BackoffLimitExceeded", "DeadlineExceeded", "FailedIndexes", "MaxFailedIndexesExceeded", "PodFailurePolicy"})
 
 
-def status(cluster: Cluster, unknown: RunStatus, run: Run) -> RunStatus:
+def status(cluster: Cluster, unknown: RunStatus, run: Run, record: Object | None) -> RunStatus:
     """Return the status of a run whose end is not known, from the run.json on its volume, else from the events of its Jobs.
 
     If neither has it, it stays unknown, with a reason. A cluster drops events after an hour.
     """
-    record = cluster.get("ConfigMap", run_record.name_of(unknown.name))
     try:
         found = by_run_json(unknown, _run_json(cluster, run), run_record.digest(record))
         read_error = ""
     except LauncherError as error:
         found, read_error = None, f"; its run.json was not read: {error.message}"
     if found is None:
-        jobs = {uid: name for kind, name, uid in run_record.recorded_objects(record) if kind == "Job"}
+        jobs = {ref.uid: ref.name for ref in run_record.recorded_objects(record) if ref.kind == "Job"}
         try:
             found = by_events(unknown, jobs, cluster.list_objects("Event"))
         except LauncherError:  # e.g. without the right to read them

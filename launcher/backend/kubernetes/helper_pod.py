@@ -1,14 +1,13 @@
 """Short-lived pods of the launcher: they rename, delete or serve a run's directory on its volume, or probe the cluster."""
 
 import contextlib
-import dataclasses
 import math
 import time
 from collections.abc import Iterable, Iterator, Mapping
 
 from launcher.backend.kubernetes import diagnosis, pod_status, status_source
 from launcher.backend.kubernetes.client import Cluster, Object, claims_of
-from launcher.backend.kubernetes.object_fields import has_ended, is_being_deleted, node_of
+from launcher.backend.kubernetes.object_fields import has_ended, node_of
 from launcher.errors import LauncherError, UsageError
 from launcher.plan.container_paths import CONTAINER_RUNS
 from launcher.render.kubernetes import pods, storage
@@ -21,17 +20,7 @@ _TIMEOUT = 300.0  # seconds, including the time to pull an image and to add a no
 _PROBLEM_TIMEOUTS: dict[str, float] = {"image": 20.0, "config": 20.0}
 _PROBE_TIMEOUTS = {**_PROBLEM_TIMEOUTS, "nodes": 60.0}  # a probe does not wait for new nodes
 _POLL_INTERVAL = 0.5
-_MODES = ("ReadWriteMany", "ReadWriteOnce", "ReadWriteOncePod")  # the widest first
 _SERVING_DEADLINE = 4 * 3600.0  # seconds after which a serving pod ends if its launcher was killed
-
-
-def with_claim_access(cluster: Cluster, run: Run) -> Run:
-    """Return the run with the access mode of its existing claim, the widest of several: a claim's mode cannot be changed."""
-    claim = cluster.get("PersistentVolumeClaim", run.claim) if run.storage is not None else None
-    if claim is None or is_being_deleted(claim):
-        return run
-    modes = claim["spec"].get("accessModes") or ()
-    return dataclasses.replace(run, claim_access=next((mode for mode in _MODES if mode in modes), None))
 
 
 def rename_directory(cluster: Cluster, run: Run, new_name: str) -> None:
@@ -72,14 +61,8 @@ def serving(cluster: Cluster, run: Run, command: list[str], action: str, *, is_p
     """
     manifest = _pod(run, command, read_only=True, deadline=_SERVING_DEADLINE)
     manifest["metadata"]["labels"] |= storage.volume_labels(run)
-    manifest["spec"] |= node_constraints(run, cluster.list_objects("Pod", status_source.labels_of(run.name)))
-    manifest["metadata"]["namespace"] = cluster.namespace
-    name = str(cluster.create(manifest)["metadata"]["name"])
-    try:
-        _await_phase(cluster, name, action, _PROBE_TIMEOUTS if is_probe else _PROBLEM_TIMEOUTS, "Running")
+    with _started(cluster, run, manifest, action, _PROBE_TIMEOUTS if is_probe else _PROBLEM_TIMEOUTS, "Running") as name:
         yield name
-    finally:
-        cluster.delete("Pod", name, grace=1)
 
 
 def node_constraints(run: Run, own_pods: Iterable[Object]) -> Object:
@@ -126,13 +109,23 @@ def _run_command(
     labels: Mapping[str, str] | None = None,
 ) -> None:
     manifest = _pod(run, command, mounted=mounted)
+    manifest["metadata"]["labels"] |= labels or {}
+    with _started(cluster, run, manifest, action, timeouts, "Succeeded", mounted=mounted):
+        pass
+
+
+@contextlib.contextmanager
+def _started(
+    cluster: Cluster, run: Run, manifest: Object, action: str, timeouts: dict[str, float], expected: str, *, mounted: bool = True
+) -> Iterator[str]:
+    """Create a pod for a `with` block, on the node of the run's volume if that is `mounted`; yield its name once it has the phase `expected`."""
     if mounted:
         manifest["spec"] |= node_constraints(run, cluster.list_objects("Pod", status_source.labels_of(run.name)))
     manifest["metadata"]["namespace"] = cluster.namespace
-    manifest["metadata"]["labels"] |= labels or {}
     name = str(cluster.create(manifest)["metadata"]["name"])
     try:
-        _await_phase(cluster, name, action, timeouts, "Succeeded")
+        _await_phase(cluster, name, action, timeouts, expected)
+        yield name
     finally:
         cluster.delete("Pod", name, grace=1)
 

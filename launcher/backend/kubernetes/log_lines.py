@@ -8,7 +8,7 @@ from pathlib import Path
 
 from launcher.backend.kubernetes import attendant_annotations, status_source
 from launcher.backend.kubernetes.client import Cluster, Object
-from launcher.backend.kubernetes.errors import TransientError, run_unreachable
+from launcher.backend.kubernetes.errors import UNREACHABLE_TIMEOUT, TransientError, run_unreachable
 from launcher.backend.kubernetes.pod_logs import PodLogs, store_last, stored_lines
 from launcher.backend.kubernetes.pod_status import task_of
 from launcher.errors import LauncherError
@@ -58,13 +58,12 @@ def follow(
     directory: Path,
     selection: LogSelection,
     list_pods: Callable[[], list[Object]],
-    has_ended: Callable[[], bool],
-    unreachable_timeout: float,
+    run_has_ended: Callable[[], bool],
     sink: PodLogs | None = None,
 ) -> Iterator[LogLine]:
-    """Yield the lines so far and new ones until the run `has_ended`.
+    """Yield the lines so far and new ones until `run_has_ended`.
 
-    If the cluster does not answer, retry for `unreachable_timeout` seconds. `list_pods` returns the current pods of the run's tasks. `sink`
+    If the cluster does not answer, retry for UNREACHABLE_TIMEOUT. `list_pods` returns the current pods of the run's tasks. `sink`
     gets the lines that are read, and continues after them.
     """
     reader = _reader(cluster, directory, selection, sink)
@@ -74,10 +73,10 @@ def follow(
     while True:
         try:
             # Before reading, so that lines written until the end are still read.
-            over = has_ended()
+            over = run_has_ended()
             pods = list_pods()
         except TransientError as error:
-            if time.monotonic() - answered > unreachable_timeout:
+            if time.monotonic() - answered > UNREACHABLE_TIMEOUT:
                 raise run_unreachable(run, error) from error
             time.sleep(_POLL_INTERVAL)
             continue

@@ -50,10 +50,10 @@ class MissingObjectsWatch:
             return MissingObjects(loss)
         present = {
             (ref.kind, ref.name)
-            for kind in {ref.kind for ref in recorded_objects(record)}
+            for kind in {ref.kind for ref in run_record.recorded_objects(record)}
             for ref in labelled(self._cluster, self._run, kind)
         }
-        missing = [ref for ref in recorded_objects(record) if (ref.kind, ref.name) not in present]
+        missing = [ref for ref in run_record.recorded_objects(record) if (ref.kind, ref.name) not in present]
         unlabelled = read(self._cluster, missing)
         active = [ref for ref, thing in unlabelled.items() if thing is not None and not pod_status.workload_has_ended(thing)]
         expire = {"Job"} if ((run_record.spec(record) or {}).get("kubernetes") or {}).get("ttl") else set()
@@ -81,11 +81,6 @@ def data_loss(name: str, uid: str, current: Object | None) -> DataLoss | None:
     if is_being_deleted(current):
         return DataLoss("deleting", f"the claim {name} is being deleted: all files of the run are deleted when its last pod ends")
     return None
-
-
-def recorded_objects(record: Object | None) -> list[ObjectRef]:
-    """Return the objects that the last start of a run has created, except its claim, from its record."""
-    return [ObjectRef(*entry) for entry in run_record.recorded_objects(record)]
 
 
 def labelled(cluster: Cluster, run: str, kind: str) -> Iterable[ObjectRef]:

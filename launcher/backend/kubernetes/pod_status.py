@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from launcher.backend.kubernetes import diagnosis, volume_affinity
 from launcher.backend.kubernetes.diagnosis import Diagnosis
 from launcher.backend.kubernetes.object_fields import Object, is_being_deleted, label, true_condition
-from launcher.backend.kubernetes.run_context import RunContext
+from launcher.backend.kubernetes.run_context import BACKEND, RunContext
 from launcher.backend.kubernetes.task_events import TaskEvents
 from launcher.plan import role_rules
 from launcher.render.kubernetes.objects import (
@@ -99,7 +99,7 @@ def run_status(snapshot: RunSnapshot, pod_statuses: tuple[TaskStatus, ...], task
     annotations = {key: value for controller in controllers for key, value in (controller["metadata"].get("annotations") or {}).items()}
     return RunStatus(
         name=snapshot.name,
-        backend="kubernetes",
+        backend=BACKEND,
         reason_code=reason.code if state is State.PENDING else "",
         run_dir=context.location,
         spec_digest=annotations.get(DIGEST_ANNOTATION, ""),

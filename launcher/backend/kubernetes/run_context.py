@@ -2,12 +2,13 @@
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from launcher.plan import role_rules
 from launcher.render.kubernetes.objects import ATTENDANT
 from launcher.runs.status import ENDED, DataLoss, Location, RunStatus, State, TaskStatus
 
+BACKEND: Final = "kubernetes"
 # Kinds that start tasks. They are created, never changed: an existing one is another launcher's.
 JOB_KINDS = frozenset({"JobSet", "Job"})
 # Kinds that only users who may create an attendant can read.

@@ -1,6 +1,7 @@
 """A run's objects in the cluster: their manifests, their check by the API server before a start, and their deletion."""
 
 import copy
+import dataclasses
 import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -19,11 +20,14 @@ from launcher.backend.kubernetes import (
 from launcher.backend.kubernetes.client import Cluster, Object, status_of
 from launcher.backend.kubernetes.object_fields import is_being_deleted, label
 from launcher.backend.kubernetes.reconcile import lost_pods
-from launcher.backend.kubernetes.run_context import JOB_KINDS, OPTIONAL_KINDS, ObjectRef
+from launcher.backend.kubernetes.run_context import BACKEND, JOB_KINDS, OPTIONAL_KINDS, ObjectRef
 from launcher.errors import LauncherError, UsageError
+from launcher.plan import planner
+from launcher.plan.container_paths import CONTAINER_RUNS
 from launcher.render.kubernetes import manifests, storage
 from launcher.render.kubernetes.objects import INSTANCE_LABEL, Run
 from launcher.spec.kubernetes import SIDECARS_SINCE
+from launcher.spec.models import ClusterSpec
 from launcher.spec.role_programs import has_sidecars
 
 # Kinds of objects that the run's record owns, in the order of deletion: first those with pods, then those that the pods use.
@@ -32,6 +36,21 @@ DELETE_TIMEOUT = 120.0  # seconds within which deleted pods end or are killed
 _FORGET_TIMEOUT = 10.0  # seconds within which the API server drops a deleted pod
 _LOST_MARGIN = 60.0  # seconds beyond the grace period after which a pod on a lost node no longer saves
 _POLL_INTERVAL = 0.5
+_MODES = ("ReadWriteMany", "ReadWriteOnce", "ReadWriteOncePod")  # the widest first
+
+
+def run_of_spec(spec: ClusterSpec, image: str | None = None) -> Run:
+    """Return the run of a spec; `image` if another than the spec's runs."""
+    return Run(spec, planner.plan(spec, BACKEND, run_dir=f"{CONTAINER_RUNS}/{spec.name}"), image or images.spec_image(spec))
+
+
+def with_claim_access(cluster: Cluster, run: Run) -> Run:
+    """Return the run with the access mode of its existing claim, the widest of several: a claim's mode cannot be changed."""
+    claim = cluster.get("PersistentVolumeClaim", run.claim) if run.storage is not None else None
+    if claim is None or is_being_deleted(claim):
+        return run
+    modes = claim["spec"].get("accessModes") or ()
+    return dataclasses.replace(run, claim_access=next((mode for mode in _MODES if mode in modes), None))
 
 
 def objects(run: Run, cluster: Cluster) -> list[Object]:
@@ -163,7 +182,7 @@ def existing_objects(cluster: Cluster, run: str) -> list[ObjectRef]:
         if pod_status.controller_of([thing]) is None
     ]
     record = cluster.get("ConfigMap", run_record.name_of(run))
-    unlabelled = missing_objects.read(cluster, [ref for ref in missing_objects.recorded_objects(record) if ref not in found])
+    unlabelled = missing_objects.read(cluster, [ref for ref in run_record.recorded_objects(record) if ref not in found])
     found += [ref for ref, thing in unlabelled.items() if thing is not None]
     return sorted((ref for ref in found if ref.name != run_record.name_of(run)), key=lambda ref: OWNED.index(ref.kind))
 

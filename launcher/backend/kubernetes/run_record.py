@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from launcher.backend.kubernetes.client import Cluster, Object, as_json, status_of
+from launcher.backend.kubernetes.run_context import ObjectRef
 from launcher.errors import LauncherError, UsageError
 from launcher.files import json_object
 from launcher.render.kubernetes.objects import Run, checked, metadata
@@ -68,7 +69,7 @@ def new_lease(cluster: Cluster, run: Run, previous_record: Object | None, ended:
     """Return a new lease. If the start fails, it restores `previous_record`, with the end `ended` added if that is not None."""
     if ended is not None:
         current = previous_record or _manifest(cluster, run, {})
-        data = {key: text for key, text in (current.get("data") or {}).items() if key != _STOPPING}  # both might not fit
+        data = {key: text for key, text in _data(current).items() if key != _STOPPING}  # both might not fit
         previous_record = {**current, "data": {**data, _STATUS: status_to_json(ended)}}
     return StartLease(run.name, uuid.uuid4().hex, previous_record)
 
@@ -99,11 +100,13 @@ def _is_on_its_claim(run: Run, record: Object) -> bool:
     return run.storage is not None and claim_name(run.name, record) == run.claim
 
 
-def write_objects(cluster: Cluster, lease: StartLease, claim_uid: str | None, objects: Sequence[tuple[str, str, str]]) -> None:
-    """Record the uid of the run's claim, and kind, name and uid of all its other objects. Raises LeaseLostError."""
+def write_objects(cluster: Cluster, lease: StartLease, claim_uid: str | None, objects: Sequence[ObjectRef]) -> None:
+    """Record the uid of the run's claim, and all its other objects. Raises LeaseLostError."""
 
     def with_objects(record: Object) -> Object:
-        return _with_claim({**record, "data": {**record["data"], _OBJECTS: as_json(objects)}}, claim_uid)
+        return _with_claim(
+            {**record, "data": {**record["data"], _OBJECTS: as_json([dataclasses.astuple(ref) for ref in objects])}}, claim_uid
+        )
 
     _change(cluster, lease, with_objects)
 
@@ -198,17 +201,17 @@ def owner(record: Object) -> Object:
 
 def spec(record: Object | None) -> dict[str, Any] | None:
     """Return the spec that the run was last started with, or None when it is not known."""
-    return _document(record, _SPEC)
+    return json_object(_data(record).get(_SPEC, ""))
 
 
 def digest(record: Object | None) -> str:
     """Return the digest of the spec that the run was last started with, empty if it is not known."""
-    return str(((record or {}).get("data") or {}).get(_DIGEST, ""))
+    return str(_data(record).get(_DIGEST, ""))
 
 
 def claim_uid(record: Object | None) -> str | None:
     """Return the uid of the claim that the run was last started with, or None when it is not known."""
-    return ((record or {}).get("data") or {}).get(_CLAIM)
+    return _data(record).get(_CLAIM)
 
 
 def claim_name(run: str, record: Object | None) -> str:
@@ -217,14 +220,14 @@ def claim_name(run: str, record: Object | None) -> str:
     return str(section.get("claim") or run)
 
 
-def recorded_objects(record: Object | None) -> list[tuple[str, str, str]]:
-    """Return kind, name and uid of the objects that the last start of a run has created, except its claim; none if they are not known."""
-    return [(kind, name, uid) for kind, name, uid in json.loads(((record or {}).get("data") or {}).get(_OBJECTS, "[]"))]
+def recorded_objects(record: Object | None) -> list[ObjectRef]:
+    """Return the objects that the last start of a run has created, except its claim; none if they are not known."""
+    return [ObjectRef(*entry) for entry in json.loads(_data(record).get(_OBJECTS, "[]"))]
 
 
 def user(record: Object | None) -> str:
     """Return the user who started the run last, empty when it is not known."""
-    return str(((record or {}).get("data") or {}).get(_USER, ""))
+    return str(_data(record).get(_USER, ""))
 
 
 def final(record: Object | None) -> RunStatus | None:
@@ -239,7 +242,7 @@ def stopping(record: Object | None) -> RunStatus | None:
 
 def start_of(record: Object | None) -> str | None:
     """Return the id of the last start of the run, which is that of its lease; None if it is not known or was revoked."""
-    return ((record or {}).get("data") or {}).get(_START)
+    return _data(record).get(_START)
 
 
 def roles(record: Object | None) -> frozenset[str]:
@@ -369,8 +372,8 @@ def status_from_json(text: str) -> RunStatus | None:
 
 
 def _status(record: Object | None, key: str) -> RunStatus | None:
-    return status_from_json(((record or {}).get("data") or {}).get(key, ""))
+    return status_from_json(_data(record).get(key, ""))
 
 
-def _document(record: Object | None, key: str) -> dict[str, Any] | None:
-    return json_object(((record or {}).get("data") or {}).get(key, ""))
+def _data(record: Object | None) -> dict[str, Any]:
+    return (record or {}).get("data") or {}

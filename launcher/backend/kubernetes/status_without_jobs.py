@@ -7,11 +7,10 @@ from launcher.backend.kubernetes import pod_status, run_record, status_source
 from launcher.backend.kubernetes.client import Cluster, Object
 from launcher.backend.kubernetes.object_fields import label
 from launcher.backend.kubernetes.pod_logs import stored_tasks
+from launcher.backend.kubernetes.run_context import BACKEND
 from launcher.plan import role_rules
 from launcher.render.kubernetes.objects import INSTANCE_LABEL
 from launcher.runs.status import RunStatus, State, TaskStatus
-
-BACKEND = "kubernetes"
 
 
 def status(cluster: Cluster, snapshot: pod_status.RunSnapshot, directory: Path, ended: RunStatus | None) -> RunStatus | None:

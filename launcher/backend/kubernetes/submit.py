@@ -165,7 +165,7 @@ class Start:
         """Record the created objects and the uid of the claim, which tells it from a later claim of its name."""
         claim = self._cluster.get(_CLAIM, self._run.claim) if self._run.storage else None
         uid = None if claim is None else str(claim["metadata"]["uid"])
-        run_record.write_objects(self._cluster, self._lease, uid, [(ref.kind, ref.name, ref.uid) for ref in self._created])
+        run_record.write_objects(self._cluster, self._lease, uid, self._created)
 
     def _find_unused(self) -> None:
         used = {(ref.kind, ref.name) for ref in self._created}

@@ -64,7 +64,7 @@ def test_the_end_of_a_start_is_not_recorded_during_the_next(tmp_path: Path, monk
     written: list[str | None] = []
     monkeypatch.setattr(run_record, "write_end", lambda _cluster, _status, start: written.append(start))
     reconciler = SimpleNamespace(reconcile=lambda *_: [], give_up_reason=lambda *_: "")
-    watched: Any = SimpleNamespace(reconciler=reconciler, cluster=SimpleNamespace(now=lambda: 100.0), record=record, spec={})
+    watched: Any = SimpleNamespace(reconciler=reconciler, cluster=SimpleNamespace(now=lambda: 100.0), record=record)
     failed = RunStatus("digits", "kubernetes", State.FAILED)
     KubernetesBackend(tmp_path, ClusterRef(None, None))._reconcile(watched, "digits", RunSnapshot("digits", ()), failed, [])
     assert written == ([] if starts else ["second"])

@@ -137,11 +137,10 @@ def test_a_claim_that_cannot_be_written_to_is_reported_with_the_cause(
     golden(result.message.replace(owner, "user OWNER, group GROUP"), result.remedy.replace(f"to {os.geteuid()},", "to OWNER,"))
 
 
-def test_a_quota_of_services_that_no_run_has_is_not_used_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_quota_of_services_that_no_run_has_is_not_used_up() -> None:
     hard = {"services.loadbalancers": "0", "services.nodeports": "0", "pods": "4"}
     quota = {"metadata": {"name": "team"}, "status": {"hard": hard, "used": {"services.loadbalancers": "0", "pods": "3"}}}
-    monkeypatch.setattr(doctor, "_listed", lambda *_: [quota])
-    cluster = cast("Cluster", SimpleNamespace(path=lambda _kind: ""))
+    cluster = cast("Cluster", SimpleNamespace(list_objects=lambda _kind: [quota]))
     assert list(doctor._quotas(cluster)) == []
     quota["status"]["used"]["pods"] = "4"  # type: ignore[index]
     assert [result.message for result in doctor._quotas(cluster)] == ["team is used up: pods"]

@@ -7,7 +7,8 @@ from typing import Any, cast
 import pytest
 
 from launcher.backend.kubernetes.client import Cluster
-from launcher.backend.kubernetes.helper_pod import FailedPodError, node_constraints, serving, with_claim_access
+from launcher.backend.kubernetes.helper_pod import FailedPodError, node_constraints, serving
+from launcher.backend.kubernetes.run_objects import with_claim_access
 from launcher.errors import UsageError
 from launcher.images import spec_image
 from launcher.plan import planner

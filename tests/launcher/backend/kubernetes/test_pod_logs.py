@@ -260,7 +260,7 @@ def test_lines_of_a_deleted_pod_that_another_process_has_stored_are_shown_at_the
             pods.clear()
         return ended
 
-    shown = log_lines.follow(cast("Cluster", server), "digits", tmp_path, log_lines.LogSelection(), lambda: list(pods), has_ended, 1.0)
+    shown = log_lines.follow(cast("Cluster", server), "digits", tmp_path, log_lines.LogSelection(), lambda: list(pods), has_ended)
     assert [(line.task, line.text) for line in shown] == [("worker-1", "one"), ("worker-1", "two")]
 
 
@@ -282,7 +282,7 @@ def test_a_log_is_followed_from_its_last_lines_on(
     selection = log_lines.LogSelection(tail=tail)
     pods = [{**POD, "status": {**POD["status"], "phase": "Failed"}}]
     running = iter([[POD], pods])
-    shown = log_lines.follow(cast("Cluster", server), "digits", tmp_path, selection, lambda: next(running), has_ended, 1.0)
+    shown = log_lines.follow(cast("Cluster", server), "digits", tmp_path, selection, lambda: next(running), has_ended)
     assert [line.text for line in shown] == texts
 
 
@@ -295,7 +295,7 @@ def test_stored_lines_of_a_pod_that_could_not_be_read_are_not_shown_twice(tmp_pa
     snapshots = iter([[SILENT_POD], [POD]])
     ends = iter([False, True])
     shown = log_lines.follow(
-        cast("Cluster", server), "digits", tmp_path, log_lines.LogSelection(), lambda: next(snapshots), lambda: next(ends), 1.0
+        cast("Cluster", server), "digits", tmp_path, log_lines.LogSelection(), lambda: next(snapshots), lambda: next(ends)
     )
     assert [line.text for line in shown] == ["one", "two"]
     assert "0" not in {one.get("sinceTime") for one in server.requests}
