@@ -22,7 +22,7 @@ from launcher.backend.kubernetes.notifier import Notifier
 from launcher.backend.kubernetes.object_fields import Object, has_ended, is_active, is_being_deleted
 from launcher.backend.kubernetes.pod_logs import PodLogs
 from launcher.backend.kubernetes.pod_status import RunSnapshot
-from launcher.backend.kubernetes.status_source import StatusReader
+from launcher.backend.kubernetes.status_reader import StatusReader
 from launcher.errors import LauncherError
 from launcher.notify.delivery import Channel
 from launcher.render.kubernetes.objects import ATTENDANT
@@ -60,12 +60,9 @@ class Attendant:
         if not self._is_restored:
             own = self._cluster.get("Job", self._name)
             with suppress(ForbiddenError):  # as in _record_end
-                self._start = run_record.start_of(self._cluster.get("ConfigMap", run_record.name_of(self._run)))
-            self._deleted_pods, self._recorded_end, self._is_restored = (
-                attendant_annotations.deleted_pods(own),
-                attendant_annotations.final(own),
-                True,
-            )
+                self._start = run_record.start_id(self._cluster.get("ConfigMap", run_record.name_of(self._run)))
+            self._deleted_pods, self._recorded_end = attendant_annotations.deleted_pods(own), attendant_annotations.final(own)
+            self._is_restored = True
         status = self._status_reader.status()
         self._missing_since = None if status else self._missing_since or time.monotonic()
         if status is None:
@@ -113,9 +110,8 @@ class Attendant:
         """Save the last lines of pods that are gone, are about to go, or are on nodes that do not answer."""
         if self._recorded_end:
             # The status of a run that has ended no longer reads them.
-            self._status_reader.logs.new_lines(
-                [pod for pod in snapshot.pods if is_being_deleted(pod)], tail=attendant_annotations.MAX_LINES
-            )
+            leaving_pods = list(filter(is_being_deleted, snapshot.pods))
+            self._status_reader.logs.new_lines(leaving_pods, tail=attendant_annotations.MAX_LINES)
         current = {pod["metadata"]["name"]: pod for pod in snapshot.pods}
         leaving = {name: pod for name, pod in current.items() if _is_leaving(pod)}
         deleted = self._lines.pop({name: pod for name, pod in self._pods.items() if name not in current} | leaving)
@@ -197,7 +193,7 @@ def main() -> int:
     parser.add_argument("--allow-http", action="store_true")
     args = parser.parse_args()
     signal.signal(signal.SIGTERM, _stop)  # else ignored: this is the first process of its container
-    if not (in_cluster.ACCOUNT / "token").is_file():
+    if not (in_cluster.SERVICE_ACCOUNT / "token").is_file():
         _log("no service account is mounted here: the attendant is a pod of its run, and reaches the cluster by its account")
         return 1
     cluster = Cluster()

@@ -24,7 +24,7 @@ from launcher.backend.kubernetes import (
     reconcile,
     run_objects,
     run_record,
-    status_source,
+    status_reader,
     status_without_jobs,
     submit,
     teardown,
@@ -58,14 +58,14 @@ class _WatchedRun:
     """State of one run while this process watches it."""
 
     cluster: Cluster
-    status_reader: status_source.StatusReader
+    status_reader: status_reader.StatusReader
     missing_objects_watch: missing_objects.MissingObjectsWatch | None = None  # None if missing objects are not looked for
     without_jobs: tuple[RunSnapshot, RunStatus] | None = None  # a snapshot without Jobs, and the status derived from it
     user: str | None = None  # who started it, empty if not known
     last: RunStatus | None = None
     expired: RunStatus | None = None  # its end (UNKNOWN if that is not known), if its Jobs have expired
     answered: float = 0.0  # last answer of the cluster, of time.monotonic
-    start: submit.Start | None = None  # started by this process and not finalized yet
+    start: submit.Start | None = None  # started by this process and not complete yet
     reconciler: reconcile.Reconciler | None = None
     reconciled: object = None  # the snapshot that was last reconciled
     webhook_error: str = ""  # the last message about an admission webhook
@@ -130,11 +130,11 @@ class KubernetesBackend:
         start.apply(run.spec, restore_cache)
         watched = self._watched(name)
         tasks = tuple(TaskStatus(task.name, State.PENDING) for task in plan.tasks)
-        location = status_source.on_claim(planned.claim, cluster, name) if planned.storage else None
+        location = status_reader.claim_location(cluster, planned.claim, name) if planned.storage else None
         # From here on it runs: if the cluster does not answer now, retry as later.
         watched.last = RunStatus(name, BACKEND, State.PENDING, run_dir=location, strategy=plan.strategy, started=cluster.now(), tasks=tasks)
         watched.answered = time.monotonic()
-        watched.start = None if start.try_finalize() else start
+        watched.start = None if start.try_complete() else start
         teardown.sweep_tensorboards(cluster)
 
     def status(self, name: str) -> RunStatus:
@@ -161,9 +161,8 @@ class KubernetesBackend:
 
     def _context(self, watched: _WatchedRun, name: str) -> RunContext:
         """Return the context of a run: its user, whether that is this user, and which of its recorded objects are missing."""
-        missing = (
-            watched.missing_objects_watch.check(watched.status_reader.snapshot.jobs) if watched.missing_objects_watch else MissingObjects()
-        )
+        watch = watched.missing_objects_watch
+        missing = watch.check(watched.status_reader.snapshot.jobs) if watch else MissingObjects()
         if watched.user is None:
             # The record was just read.
             watched.user = run_record.user(watched.record or watched.cluster.get("ConfigMap", run_record.name_of(name)))
@@ -173,11 +172,10 @@ class KubernetesBackend:
 
     def _without_jobs(self, watched: _WatchedRun, name: str) -> RunStatus:
         cluster = watched.cluster
-        if watched.without_jobs and watched.without_jobs[0] is watched.status_reader.snapshot:
+        snapshot = watched.status_reader.snapshot
+        if watched.without_jobs and watched.without_jobs[0] is snapshot:
             return watched.without_jobs[1]
-        status = status_without_jobs.status(
-            cluster, watched.status_reader.snapshot, self._log_directory(cluster, name), self._ended.get(name)
-        )
+        status = status_without_jobs.status(cluster, snapshot, self._log_directory(cluster, name), self._ended.get(name))
         if status is None and watched.last is not None:  # it existed a moment ago
             raise LauncherError(
                 f"nothing is left of the run {name} in {cluster.description()}: all its objects, or the namespace, were deleted",
@@ -193,7 +191,7 @@ class KubernetesBackend:
             )
         if status.state is State.UNKNOWN and watched.missing_objects_watch is not None:  # not for a list of all runs
             status = self._status_of_expired(watched, name, status)
-        watched.without_jobs = watched.status_reader.snapshot, status
+        watched.without_jobs = snapshot, status
         return status
 
     def _status_of_expired(self, watched: _WatchedRun, name: str, unknown: RunStatus) -> RunStatus:
@@ -208,7 +206,7 @@ class KubernetesBackend:
             watched.expired = expired.status(watched.cluster, unknown, run, watched.record) if run else unknown
             if watched.expired.state is not State.UNKNOWN:
                 with contextlib.suppress(LauncherError):  # without the right to write it, it is determined again next time
-                    run_record.write_end(watched.cluster, watched.expired, run_record.start_of(watched.record))
+                    run_record.write_end(watched.cluster, watched.expired, run_record.start_id(watched.record))
         return watched.expired
 
     def spec(self, name: str) -> dict[str, Any] | None:
@@ -220,7 +218,7 @@ class KubernetesBackend:
         watched = self._watched(name)
         messages: list[str] = []
         try:
-            self._finalize_start(watched)
+            self._complete_start(watched)
             with watched.lock:
                 snapshot, status = watched.status_reader.snapshot, watched.last
                 is_new = status is not None and snapshot is not watched.reconciled and bool(snapshot.jobs)
@@ -259,19 +257,19 @@ class KubernetesBackend:
     def _channels(self, name: str, notify: Notify, *, has_attendant: bool) -> notifier.Channels:
         """Return the channels by which a watching launcher notifies people: not the webhook while an attendant serves it."""
         channels: dict[str, Callable[[], Channel]] = {}
-        cluster, status_reader, webhook = self._cluster(name), self._watched(name).status_reader, notify.webhook
+        cluster, reader, webhook = self._cluster(name), self._watched(name).status_reader, notify.webhook
         if notify.command is not None:
             channel = Channel("command", tuple(notify.command), self._spec_dirs.get(name) or str(Path.cwd()))
             channels["command"] = lambda: channel
-        if webhook is not None and (not has_attendant or (status_reader.attendant is not None and not status_reader.is_attended())):
+        if webhook is not None and (not has_attendant or (reader.attendant is not None and not reader.is_attended())):
             channels["webhook"] = lambda: notifier.webhook_from_secret(cluster, webhook)
         return channels
 
-    def _finalize_start(self, watched: _WatchedRun) -> None:
+    def _complete_start(self, watched: _WatchedRun) -> None:
         """Complete a start of this process during which the cluster stopped answering."""
         if watched.start is not None:
             try:
-                watched.start.finalize()
+                watched.start.complete()
             except TransientError:
                 return
             except LauncherError:
@@ -292,7 +290,7 @@ class KubernetesBackend:
             self._forget(name)
         elif status.state in {State.SUCCEEDED, State.FAILED} and not run_record.starting_launcher(watched.record, watched.cluster.now()):
             # Not if its Jobs are suspended: it may continue. During another start they are those of the start before.
-            run_record.write_end(watched.cluster, status, run_record.start_of(watched.record))
+            run_record.write_end(watched.cluster, status, run_record.start_id(watched.record))
 
     def runs(self) -> list[RunStatus]:
         """Return the status of every run of the namespace, newest first."""
@@ -303,7 +301,7 @@ class KubernetesBackend:
             with contextlib.suppress(UsageError):  # removed meanwhile
                 self._clusters[name] = cluster  # later calls concern the listed run, even if one of its name was last started elsewhere
                 watched = _WatchedRun(
-                    cluster, status_source.StatusReader(cluster, name, with_past_attempts=False), user=run_record.user(records.get(name))
+                    cluster, status_reader.StatusReader(cluster, name, detailed=False), user=run_record.user(records.get(name))
                 )
                 known.append(self._status(watched, name))
         return sorted(known, key=lambda status: status.started or 0, reverse=True)
@@ -341,7 +339,7 @@ class KubernetesBackend:
         if not running:
             raise task_stacks.no_parent_error(task)
         newest = max(running, key=lambda pod: str(pod["metadata"]["creationTimestamp"]))["metadata"]["name"]
-        with contextlib.closing(port_forward.connected(self._cluster(name), newest, PORT)) as connection:
+        with contextlib.closing(port_forward.connect(self._cluster(name), newest, PORT)) as connection:
             connection.settimeout(task_stacks.ANSWER_TIMEOUT)
             return task_stacks.receive(task, connection)
 
@@ -407,17 +405,17 @@ class KubernetesBackend:
         if has_data:
             helper_pod.rename_directory(cluster, run, new_name)
         if lease is not None:  # if the new start fails, the old run must not come back under its old name
-            self._leases[name] = run_record.empty(cluster, lease)
+            self._leases[name] = run_record.clear(cluster, lease)
         cluster_cache.rename(self._runs, _namespace_ref(cluster), name, new_name)
         self._forget(name)
-        return (status_source.on_claim(run.claim, cluster, new_name),) if has_data else ()
+        return (status_reader.claim_location(cluster, run.claim, new_name),) if has_data else ()
 
     def fetch(self, name: str, artifact: Artifact) -> contextlib.AbstractContextManager[ArtifactStream]:
         """Open an artifact of the run for a `with` block. Raises UsageError if the run has none of the kind."""
         from launcher.backend.kubernetes import download  # with all of the client, which takes a second
 
         self.status(name)  # raises if there is no such run
-        return download.opened(self._cluster(name), name, self._run_of_record(name), artifact)
+        return download.open_artifact(self._cluster(name), name, self._run_of_record(name), artifact)
 
     def tensorboard(self, name: str, *, host: str | None, port: int | None) -> TensorBoardAddress:
         """Forward a port of this machine to the run's TensorBoard in the cluster."""
@@ -442,7 +440,7 @@ class KubernetesBackend:
         if name not in self._watched_runs:
             cluster = self._cluster(name)
             self._watched_runs[name] = _WatchedRun(
-                cluster, status_source.StatusReader(cluster, name), missing_objects.MissingObjectsWatch(cluster, name)
+                cluster, status_reader.StatusReader(cluster, name), missing_objects.MissingObjectsWatch(cluster, name)
             )
         return self._watched_runs[name]
 
@@ -467,13 +465,13 @@ def _limit(watched: _WatchedRun, limit: str) -> float:
 
 def _names(cluster: Cluster, records: Iterable[Object]) -> list[str]:
     """Return the names of the namespace's runs."""
-    found = [*cluster.list_objects("Job", status_source.OURS), *records]
-    found += cluster.list_objects("PersistentVolumeClaim", status_source.OURS)
-    return sorted({thing["metadata"]["labels"].get(INSTANCE_LABEL, "") for thing in found} - {""})
+    found = [*cluster.list_objects("Job", status_reader.LAUNCHER_LABELS), *records]
+    found += cluster.list_objects("PersistentVolumeClaim", status_reader.LAUNCHER_LABELS)
+    return sorted({obj["metadata"]["labels"].get(INSTANCE_LABEL, "") for obj in found} - {""})
 
 
 def _records(cluster: Cluster) -> list[Object]:
-    return cluster.list_objects("ConfigMap", {**status_source.OURS, COMPONENT_LABEL: run_record.RECORD_COMPONENT})
+    return cluster.list_objects("ConfigMap", {**status_reader.LAUNCHER_LABELS, COMPONENT_LABEL: run_record.RECORD_COMPONENT})
 
 
 def _namespace_ref(cluster: Cluster) -> cluster_cache.NamespaceRef:

@@ -21,7 +21,7 @@ from launcher.errors import LauncherError, UsageError
 Object = dict[str, Any]
 
 # The field manager of the fields that `up` sets. https://kubernetes.io/docs/reference/using-api/server-side-apply/#managers
-MANAGER = "launcher"
+_MANAGER = "launcher"
 
 
 def _client_errors() -> tuple[tuple[type[Exception], ...], tuple[type[Exception], ...]]:
@@ -166,7 +166,7 @@ class Cluster:
             try:
                 review = self.request("post", "/apis/authentication.k8s.io/v1/selfsubjectreviews", action="asking for your name", body=body)
             except LauncherError as error:
-                if status_of(error) not in {403, 404}:
+                if http_status(error) not in {403, 404}:
                     raise
                 review = {}
             self._user = str(review.get("status", {}).get("userInfo", {}).get("username", ""))
@@ -195,7 +195,7 @@ class Cluster:
         try:
             found: Object = self.request("get", self.path(kind, name), action=f"looking for {kind} {name}", **options)
         except LauncherError as error:
-            if status_of(error) == 404:
+            if http_status(error) == 404:
                 return None
             raise
         return found
@@ -245,7 +245,7 @@ class Cluster:
         try:
             return self.list_objects(kind, labels)
         except LauncherError as error:
-            if status_of(error) in {403, 404}:
+            if http_status(error) in {403, 404}:
                 return []
             raise
 
@@ -254,7 +254,7 @@ class Cluster:
         name = str(manifest["metadata"]["name"])
         options: dict[str, Any] = {
             "content_type": "application/apply-patch+yaml",
-            "field_manager": MANAGER,
+            "field_manager": _MANAGER,
             "dry_run": "All" if dry_run else None,
         }
         action = f"checking {manifest['kind']} {name}" if dry_run else f"applying {manifest['kind']} {name}"
@@ -266,7 +266,7 @@ class Cluster:
         name = manifest["metadata"].get("name") or manifest["metadata"]["generateName"]
         action = f"checking {manifest['kind']} {name}" if dry_run else f"creating {manifest['kind']} {name}"
         created: Object = self.request(
-            "post", self.path(manifest["kind"]), action=action, body=manifest, field_manager=MANAGER, dry_run="All" if dry_run else None
+            "post", self.path(manifest["kind"]), action=action, body=manifest, field_manager=_MANAGER, dry_run="All" if dry_run else None
         )
         return created
 
@@ -274,7 +274,7 @@ class Cluster:
         """Replace an object; if it has a `resourceVersion`, only if it was not changed since."""
         name = str(manifest["metadata"]["name"])
         replaced: Object = self.request(
-            "put", self.path(manifest["kind"], name), action=f"changing {manifest['kind']} {name}", body=manifest, field_manager=MANAGER
+            "put", self.path(manifest["kind"], name), action=f"changing {manifest['kind']} {name}", body=manifest, field_manager=_MANAGER
         )
         return replaced
 
@@ -282,7 +282,7 @@ class Cluster:
         """Merge a patch into an object."""
         path = self.path(kind, name) + (f"/{subresource}" if subresource else "")
         action = f"changing {kind} {name}"
-        self.request("patch", path, action=action, body=patch, content_type="application/merge-patch+json", field_manager=MANAGER)
+        self.request("patch", path, action=action, body=patch, content_type="application/merge-patch+json", field_manager=_MANAGER)
 
     def delete(self, kind: str, name: str, *, grace: int | None = None, uid: str | None = None) -> None:
         """Delete an object and what it owns; do nothing if it is gone, or if its uid is not `uid`."""
@@ -291,7 +291,7 @@ class Cluster:
         try:
             self.request("delete", self.path(kind, name), action=f"deleting {kind} {name}", body=body)
         except LauncherError as error:
-            if status_of(error) != 404 and (uid is None or status_of(error) != 409):
+            if http_status(error) != 404 and (uid is None or http_status(error) != 409):
                 raise
 
     def version(self) -> tuple[int, int]:
@@ -348,7 +348,7 @@ def translate_errors(action: str) -> Iterator[None]:
         raise explain(error, action) from error
 
 
-def status_of(error: LauncherError) -> int | None:
+def http_status(error: LauncherError) -> int | None:
     """Return the HTTP status of an error, or None if the API server has not answered."""
     status = getattr(error.__cause__, "status", None)
     return status if isinstance(status, int) else None
@@ -357,7 +357,7 @@ def status_of(error: LauncherError) -> int | None:
 def _context(wanted: str | None) -> tuple[str | None, str]:
     """Return the context in use and its namespace; the context is None in a pod with a service account."""
     configured = wanted or os.environ.get("KUBECONFIG") or Path("~/.kube/config").expanduser().is_file()
-    own = in_cluster.ACCOUNT / "namespace"
+    own = in_cluster.SERVICE_ACCOUNT / "namespace"
     if not configured and own.is_file():
         return None, own.read_text(encoding="utf-8").strip()
     from launcher.backend.kubernetes import credentials
@@ -373,7 +373,7 @@ def _context(wanted: str | None) -> tuple[str | None, str]:
 
 def _client(context: str | None) -> Any:
     if context is None:
-        return in_cluster.Api(_CONNECTIONS)
+        return in_cluster.InClusterClient(_CONNECTIONS)
     from launcher.backend.kubernetes import credentials
 
     return credentials.client(context, _CONNECTIONS)

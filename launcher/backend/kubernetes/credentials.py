@@ -24,7 +24,7 @@ def namespaces() -> tuple[dict[str, str], str]:
 
     The latter is empty if none is set, and may be a deleted one. Raises ConfigException without contexts.
     """
-    with _damage_reported():
+    with _translate_damage():
         merged = KubeConfigMerger(_kubeconfig()).config
         contexts = [context.value for context in merged.value["contexts"]] if merged else []
         if not contexts:
@@ -48,7 +48,7 @@ def configuration(context: str | None) -> Configuration:
     if context is None:
         config.load_incluster_config(client_configuration=settings)
         return settings
-    with _damage_reported(), _logged_errors() as errors:
+    with _translate_damage(), _logged_errors() as errors:
         config.load_kube_config(config_file=_kubeconfig(), context=context, client_configuration=settings)
     if errors:
         raise LauncherError(
@@ -66,7 +66,7 @@ def _kubeconfig() -> str:
 
 
 @contextlib.contextmanager
-def _damage_reported() -> Iterator[None]:
+def _translate_damage() -> Iterator[None]:
     """Raise ConfigException for a kubeconfig that the `with` block cannot read because it is no text, no YAML or has other types."""
     try:
         yield

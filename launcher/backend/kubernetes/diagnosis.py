@@ -63,7 +63,7 @@ _OWN_CONFIG = r'configmap "{run}-(?:cluster|(?:cluster|parent|code)-\w+)" not fo
 # A task's message that it may not write to the run's volume.
 _RUNS = rf"(?<![\w./-]){CONTAINER_RUNS}\b"
 _VOLUME_DENIED = re.compile(rf"permission ?denied.*{_RUNS}|{_RUNS}.*permission ?denied", re.IGNORECASE)
-VOLUME_REMEDY = "its volume belongs to another user: set kubernetes.user to that user's id, which `launcher doctor FILE` shows"
+_VOLUME_REMEDY = "its volume belongs to another user: set kubernetes.user to that user's id, which `launcher doctor FILE` shows"
 _NOT_STARTED = "StartError"  # the reason of a container that ended without having run
 NO_PYTHON = "python"  # the kind of a container's problem whose image lacks python3
 # Messages of the container runtimes runc and crun about that.
@@ -255,7 +255,7 @@ def _diagnose_containers(pod: Object) -> Diagnosis | None:
             meaning = describe(code)
             suffix = "" if meaning.endswith(str(code)) else f", {meaning}"
             message = f"exit code {code}{suffix}" + (f": {last}" if last else "")
-            failed = _failed(str(terminated.get("message") or "").splitlines())
+            failed = _failed_event(str(terminated.get("message") or "").splitlines())
             if failed is not None and reports_kill(failed):
                 return Diagnosis("memory", message, "raise the role's `memory`, if it ran out of that")
             return _diagnose_exit_code(pod, str(container.get("name")), message, last)
@@ -265,7 +265,7 @@ def _diagnose_containers(pod: Object) -> Diagnosis | None:
 def _diagnose_exit_code(pod: Object, container: str, message: str, last: str) -> Diagnosis:
     """Return why a container failed; `last` is the last line of its output."""
     if _VOLUME_DENIED.search(last):
-        return Diagnosis("volume", message, VOLUME_REMEDY)
+        return Diagnosis("volume", message, _VOLUME_REMEDY)
     if _has_hardened_user_image(pod, container) and meets_restriction(last):
         return Diagnosis("restricted", message, RESTRICTION_REMEDY)
     return Diagnosis("exit", message, "see its log")
@@ -326,11 +326,11 @@ def _diagnose_scheduling(pod: Object, nodes: Sequence[Object]) -> Diagnosis | No
         return Diagnosis("storage", "its volume is not provisioned yet", "see kubectl describe pvc")
     if not _UNSCHEDULABLE.search(message):
         return Diagnosis("nodes", _line(message) or "no node takes it", "see kubectl describe pod")
-    summary = unschedulable(message)
-    return Diagnosis("nodes", summary, "; ".join(node_capacity.unmet_needs(pod, nodes)) or _remedy_for_nodes(summary))
+    summary = scheduler_summary(message)
+    return Diagnosis("nodes", summary, "; ".join(node_capacity.unmet_pod_requirements(pod, nodes)) or _remedy_for_nodes(summary))
 
 
-def unschedulable(message: str) -> str:
+def scheduler_summary(message: str) -> str:
     """Return the scheduler's reasons why no node takes a pod, in one line."""
     match = _UNSCHEDULABLE.search(message)
     if match is None:
@@ -399,19 +399,19 @@ def _last_line(message: object) -> str:
     lines = [line.rstrip() for line in str(message or "").splitlines() if line.strip()]
     last = LastError()
     for line in lines:
-        if _event(line) is None:
+        if _trainer_event(line) is None:
             last.feed(line)
-    event = _failed(lines)
+    event = _failed_event(lines)
     return _line(last.line if event is None else cause_with_output(event, last))
 
 
-def _failed(lines: Iterable[str]) -> dict[str, Any] | None:
+def _failed_event(lines: Iterable[str]) -> dict[str, Any] | None:
     """Return the trainer's last `failed` event in lines of output."""
-    events = [event for line in lines if (event := _event(line)) is not None and event.get("event") == "failed"]
+    events = [event for line in lines if (event := _trainer_event(line)) is not None and event.get("event") == "failed"]
     return events[-1] if events else None
 
 
-def _event(line: str) -> dict[str, Any] | None:
+def _trainer_event(line: str) -> dict[str, Any] | None:
     return json_object(line) if line.startswith("{") else None
 
 

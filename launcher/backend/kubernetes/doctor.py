@@ -118,7 +118,7 @@ def examine(request: CheckRequest) -> Iterator[CheckResult]:
             "storage", f"whether there is one is not known; {wanted}", lambda: _storage(cluster, run_objects.run_of_spec(spec))
         )
     yield from doctor_capacity.examine(cluster, request.spec, _colocated_roles(cluster, spec))
-    yield from _image_and_dns(cluster, spec)
+    yield from _probe(cluster, spec)
 
 
 def _version(cluster: Cluster, spec: ClusterSpec) -> Iterator[CheckResult]:
@@ -306,7 +306,7 @@ def _mounters(run: Run) -> str:
     return volume_pods(run).description()
 
 
-def _image_and_dns(cluster: Cluster, spec: ClusterSpec) -> Iterator[CheckResult]:
+def _probe(cluster: Cluster, spec: ClusterSpec) -> Iterator[CheckResult]:
     """Start a pod that ends at once, to check that the image can be pulled, that DNS works and that a bound claim can be written to."""
     run = run_objects.with_claim_access(cluster, run_objects.run_of_spec(spec))
     script = _LOOKUP_SCRIPT if _looks_up_names(run) else "print('image ok', flush=True)"

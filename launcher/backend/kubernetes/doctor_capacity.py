@@ -58,7 +58,7 @@ def examine(cluster: Cluster, spec: ClusterSpec | None, colocated: Collection[st
         yield warning("nodes", "you may not list nodes: their resources are not known", _CLUSTER_ROLE)
         return
     resource = "nvidia.com/gpu" if spec is None else spec.kubernetes.gpu_resource
-    nodes = [node(item) for item in listed if _takes_pods(item)]
+    nodes = [empty_node(item) for item in listed if _takes_pods(item)]
     gpus = sum(node.free.get(resource, 0.0) for node in nodes)
     label = "nvidia.com/gpu.product" if spec is None else spec.kubernetes.gpu_type_label
     kinds = sorted({node.labels[label] for node in nodes if label in node.labels})
@@ -89,7 +89,7 @@ def _unmet(role: str, required: PodRequirements, nodes: Sequence[Object]) -> lis
     return [f"{role}: {message}" for message in node_capacity.unmet_requirements(required.amounts, required.labels, nodes)]
 
 
-def node(item: Object) -> Node:
+def empty_node(item: Object) -> Node:
     """Return a node with all its allocatable resources free."""
     offered: dict[str, Any] = item.get("status", {}).get("allocatable") or {}
     taints = [taint for taint in item.get("spec", {}).get("taints") or () if taint.get("effect") in _REPELLING_EFFECTS]

@@ -48,8 +48,8 @@ def egress_policies(policies: Sequence[Object], run: Run) -> EgressPolicies:
         selecting = [policy for policy in policies if _is_egress(policy) and _matches(policy["spec"].get("podSelector") or {}, labels)]
         names |= dict.fromkeys(policy["metadata"]["name"] for policy in selecting)
         rules = [rule for policy in selecting for rule in policy["spec"].get("egress") or ()]
-        needs = _needs(run) if selecting else ()
-        lacking |= dict.fromkeys(need.description for need in needs if not any(_allows(rule, need, all_labels) for rule in rules))
+        ports = _required_ports(run) if selecting else ()
+        lacking |= dict.fromkeys(port.description for port in ports if not any(_allows(rule, port, all_labels) for rule in rules))
     return EgressPolicies(tuple(names), tuple(lacking))
 
 
@@ -57,32 +57,32 @@ def _is_egress(policy: Object) -> bool:
     return "Egress" in (policy["spec"].get("policyTypes") or ())
 
 
-def _needs(run: Run) -> tuple[RequiredPort, ...]:
+def _required_ports(run: Run) -> tuple[RequiredPort, ...]:
     """Return the ports that the tasks must reach; a single task has no peers."""
     if sum(bool(task.address) for task in run.plan.tasks) < 2:
         return (_DNS,)
     return (_DNS, _PORT, _EXCHANGE) if STRATEGIES[run.spec.strategy].all_reduces else (_DNS, _PORT)
 
 
-def _allows(rule: Object, need: RequiredPort, tasks: Iterable[Mapping[str, str]]) -> bool:
+def _allows(rule: Object, required: RequiredPort, tasks: Iterable[Mapping[str, str]]) -> bool:
     ports, peers = rule.get("ports"), rule.get("to")
-    if ports and not any(_covers(port, need) for port in ports):
+    if ports and not any(_covers(port, required) for port in ports):
         return False
-    return not peers or any(_may_cover(peer, need, labels) for peer in peers for labels in tasks)
+    return not peers or any(_may_cover(peer, required, labels) for peer in peers for labels in tasks)
 
 
-def _covers(port: Object, need: RequiredPort) -> bool:
+def _covers(port: Object, required: RequiredPort) -> bool:
     number = port.get("port")
-    if port.get("protocol", "TCP") != need.protocol:
+    if port.get("protocol", "TCP") != required.protocol:
         return False
-    return not isinstance(number, int) or number <= need.port <= port.get("endPort", number)
+    return not isinstance(number, int) or number <= required.port <= port.get("endPort", number)
 
 
-def _may_cover(peer: Object, need: RequiredPort, labels: Mapping[str, str]) -> bool:
-    """Return whether a rule's peer may cover the need: without a namespace selector it is a pod of the run's namespace."""
+def _may_cover(peer: Object, required: RequiredPort, labels: Mapping[str, str]) -> bool:
+    """Return whether a rule's peer may cover the required port: without a namespace selector it is a pod of the run's namespace."""
     if "ipBlock" in peer:
         return True
-    if need.of_tasks:
+    if required.of_tasks:
         return _matches(peer.get("podSelector") or {}, labels)
     return "namespaceSelector" in peer
 

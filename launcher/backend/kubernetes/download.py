@@ -17,7 +17,7 @@ from io import RawIOBase
 from pathlib import Path
 from typing import Any
 
-from launcher.backend.kubernetes import helper_pod, port_forward, run_objects, status_source
+from launcher.backend.kubernetes import helper_pod, port_forward, run_objects, status_reader
 from launcher.backend.kubernetes.client import ERRORS, Cluster, claims_of, translate_errors
 from launcher.backend.kubernetes.errors import ForbiddenError
 from launcher.errors import LauncherError, UsageError
@@ -41,7 +41,7 @@ _RETRIED_ERRORS: tuple[type[Exception], ...] = (http.client.HTTPException, Launc
 
 
 @contextlib.contextmanager
-def opened(cluster: Cluster, name: str, run: Run | None, artifact: Artifact) -> Iterator[ArtifactStream]:
+def open_artifact(cluster: Cluster, name: str, run: Run | None, artifact: Artifact) -> Iterator[ArtifactStream]:
     """Open a run's artifact for a `with` block; `run` is None if its spec is not known. The pod is deleted afterwards.
 
     Raises UsageError if the run has no such artifact, LauncherError if the pod cannot be started or does not answer.
@@ -63,7 +63,7 @@ def opened(cluster: Cluster, name: str, run: Run | None, artifact: Artifact) -> 
         if response.status == http.client.NOT_FOUND:
             raise missing_artifact(run.name, artifact, json.loads(response.read()))
         directory = response.headers[archive.PATH_HEADER]
-        where = f"{status_source.on_claim(run.claim, cluster, run.name)}{directory}"
+        where = f"{status_reader.claim_location(cluster, run.claim, run.name)}{directory}"
         yield ArtifactStream(where, chunks, int(response.headers[archive.SIZE_HEADER]))
 
 
@@ -104,7 +104,7 @@ def _serve(
 
 def _run_of_jobs(cluster: Cluster, name: str) -> Run | None:
     """Return the part of a run that is needed to mount its volume, from one of its Jobs: `kubectl apply` leaves no record."""
-    for job in cluster.list_objects("Job", status_source.labels_of(name)):
+    for job in cluster.list_objects("Job", status_reader.labels_of(name)):
         pod = job["spec"]["template"]["spec"]
         claims = claims_of(pod)
         claim = cluster.get("PersistentVolumeClaim", claims[RUN_VOLUME]) if RUN_VOLUME in claims else None
@@ -156,7 +156,7 @@ def _response(cluster: Cluster, pod: str, artifact: str, token: str) -> tuple[ht
 
 def _request(cluster: Cluster, pod: str, artifact: str, token: str) -> tuple[http.client.HTTPResponse, RawIOBase]:
     connection = http.client.HTTPConnection("localhost", _PORT)
-    connection.sock = port_forward.connected(cluster, pod, _PORT)
+    connection.sock = port_forward.connect(cluster, pod, _PORT)
     connection.sock.settimeout(_IDLE_TIMEOUT)
     acknowledgements = connection.sock.makefile("wb", buffering=0)
     try:

@@ -5,7 +5,7 @@ import math
 import time
 from collections.abc import Iterable, Iterator, Mapping
 
-from launcher.backend.kubernetes import diagnosis, pod_status, status_source
+from launcher.backend.kubernetes import diagnosis, pod_status, status_reader
 from launcher.backend.kubernetes.client import Cluster, Object, claims_of
 from launcher.backend.kubernetes.object_fields import has_ended, node_of
 from launcher.errors import LauncherError, UsageError
@@ -93,7 +93,7 @@ def node_constraints(run: Run, own_pods: Iterable[Object]) -> Object:
 
 def delete_finished(cluster: Cluster, run: str) -> None:
     """Delete the run's helper pods that have ended and whose launcher was killed: they keep a claim from being deleted."""
-    for pod in cluster.list_objects("Pod", {**status_source.labels_of(run), COMPONENT_LABEL: HELPER_POD}):
+    for pod in cluster.list_objects("Pod", {**status_reader.labels_of(run), COMPONENT_LABEL: HELPER_POD}):
         if has_ended(pod):
             cluster.delete("Pod", pod["metadata"]["name"], uid=pod["metadata"]["uid"])
 
@@ -120,7 +120,7 @@ def _started(
 ) -> Iterator[str]:
     """Create a pod for a `with` block, on the node of the run's volume if that is `mounted`; yield its name once it has the phase `expected`."""
     if mounted:
-        manifest["spec"] |= node_constraints(run, cluster.list_objects("Pod", status_source.labels_of(run.name)))
+        manifest["spec"] |= node_constraints(run, cluster.list_objects("Pod", status_reader.labels_of(run.name)))
     manifest["metadata"]["namespace"] = cluster.namespace
     name = str(cluster.create(manifest)["metadata"]["name"])
     try:

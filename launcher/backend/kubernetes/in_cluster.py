@@ -14,7 +14,7 @@ from launcher.errors import LauncherError
 from launcher.plan.addresses import url_host
 
 # https://kubernetes.io/docs/tasks/run-application/access-api-from-pod/#directly-accessing-the-rest-api
-ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 _SCHEME = "https"
 # Keyword of a call -> its name in the API.
 _QUERY = {
@@ -37,19 +37,20 @@ class RefusedError(Exception):
         self.status, self.reason, self.body = status, reason, body
 
 
-class Api:
+class InClusterClient:
     """Sends requests like `kubernetes.dynamic.DynamicClient`: method, path, query parameters by their Python names, and body."""
 
     def __init__(self, connections: int) -> None:
         """Send nothing yet. Raises LauncherError outside a pod with a service account."""
         host, port = (os.environ.get(f"KUBERNETES_SERVICE_{part}", "") for part in ("HOST", "PORT"))
-        if not host or not port or not (ACCOUNT / "token").is_file():
+        if not host or not port or not (SERVICE_ACCOUNT / "token").is_file():
             raise LauncherError(
                 "this pod has no service account, with which it would reach its cluster",
                 "see automountServiceAccountToken of the pod and of its account",
             )
-        self._account, self._root = ACCOUNT, f"{_SCHEME}://{url_host(host)}:{port}"
-        self._pool = urllib3.PoolManager(ca_certs=str(ACCOUNT / "ca.crt"), maxsize=connections, retries=urllib3.Retry(1, redirect=False))
+        self._account, self._root = SERVICE_ACCOUNT, f"{_SCHEME}://{url_host(host)}:{port}"
+        retries = urllib3.Retry(1, redirect=False)
+        self._pool = urllib3.PoolManager(ca_certs=str(SERVICE_ACCOUNT / "ca.crt"), maxsize=connections, retries=retries)
 
     @functools.cached_property
     def client(self) -> Any:

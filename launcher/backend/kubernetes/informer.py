@@ -5,7 +5,7 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from launcher.backend.kubernetes.client import Cluster, Object, status_of
+from launcher.backend.kubernetes.client import Cluster, Object, http_status
 from launcher.backend.kubernetes.errors import TransientError
 from launcher.errors import LauncherError
 
@@ -62,7 +62,7 @@ class Informer:
                 self._refresh(again=bool(previous_call))
             if self._error is not None:
                 raise type(self._error)(self._error.message, self._error.remedy) from self._error.__cause__
-            return [thing for _, thing in sorted(self._objects.copy().items())]
+            return [obj for _, obj in sorted(self._objects.copy().items())]
 
     def poll_soon(self) -> None:
         """List again at once, and as often as after a change, if watching does not work."""
@@ -106,17 +106,17 @@ class Informer:
                 if not opened:
                     self._error = error
             except LauncherError as error:
-                self._may_watch = status_of(error) == 410  # else watching is forbidden or not supported
+                self._may_watch = http_status(error) == 410  # else watching is forbidden or not supported
                 version = ""
             time.sleep(max(0.0, began + _RETRY_INTERVAL - time.monotonic()))
 
     def _apply(self, change: Object) -> str:
         """Apply a change; return its resource version, empty if the API server no longer knows the changes."""
-        kind, thing = change["type"], change["object"]
+        kind, obj = change["type"], change["object"]
         if kind == "ERROR":
             return ""
         if kind == "DELETED":
-            self._objects.pop(thing["metadata"]["name"], None)
+            self._objects.pop(obj["metadata"]["name"], None)
         elif kind != "BOOKMARK":
-            self._objects[thing["metadata"]["name"]] = thing
-        return str(thing["metadata"]["resourceVersion"])
+            self._objects[obj["metadata"]["name"]] = obj
+        return str(obj["metadata"]["resourceVersion"])

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from launcher.backend.kubernetes import attendant_annotations, status_source
+from launcher.backend.kubernetes import attendant_annotations, status_reader
 from launcher.backend.kubernetes.client import Cluster, Object
 from launcher.backend.kubernetes.errors import UNREACHABLE_TIMEOUT, TransientError, run_unreachable
 from launcher.backend.kubernetes.pod_logs import PodLogs, store_last, stored_lines
@@ -47,7 +47,7 @@ class LogSelection:
 
 def read(cluster: Cluster, run: str, directory: Path, selection: LogSelection) -> Iterator[LogLine]:
     """Yield the lines so far."""
-    pods = status_source.pods_of(cluster, run)
+    pods = status_reader.pods_of(cluster, run)
     _store_attendant_lines(cluster, run, directory)
     yield from selection.select(_lines_so_far(pods, _reader(cluster, directory, selection), directory, selection))
 

@@ -4,7 +4,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from launcher.backend.kubernetes import diagnosis, pod_status, run_record, status_source, status_without_jobs
+from launcher.backend.kubernetes import diagnosis, pod_status, run_record, status_reader, status_without_jobs
 from launcher.backend.kubernetes.client import Cluster, Object
 from launcher.backend.kubernetes.errors import ForbiddenError
 from launcher.backend.kubernetes.object_fields import is_being_deleted
@@ -55,16 +55,11 @@ class MissingObjectsWatch:
         }
         missing = [ref for ref in run_record.recorded_objects(record) if (ref.kind, ref.name) not in present]
         unlabelled = read(self._cluster, missing)
-        active = [ref for ref, thing in unlabelled.items() if thing is not None and not pod_status.workload_has_ended(thing)]
+        active = [ref for ref, obj in unlabelled.items() if obj is not None and not pod_status.job_has_ended(obj)]
         expire = {"Job"} if ((run_record.spec(record) or {}).get("kubernetes") or {}).get("ttl") else set()
-        deleted = tuple(ref for ref, thing in unlabelled.items() if thing is None and ref.kind not in expire)
-        return MissingObjects(
-            loss,
-            deleted,
-            tuple(active),
-            tuple(status_without_jobs.task_names(record)),
-            reason(self._run, deleted, active, self._cluster.namespace),
-        )
+        deleted = tuple(ref for ref, obj in unlabelled.items() if obj is None and ref.kind not in expire)
+        tasks = tuple(status_without_jobs.task_names(record))
+        return MissingObjects(loss, deleted, tuple(active), tasks, reason(self._run, deleted, active, self._cluster.namespace))
 
 
 def data_loss(name: str, uid: str, current: Object | None) -> DataLoss | None:
@@ -85,11 +80,11 @@ def data_loss(name: str, uid: str, current: Object | None) -> DataLoss | None:
 
 def labelled(cluster: Cluster, run: str, kind: str) -> Iterable[ObjectRef]:
     """Yield the objects of a kind that have the run's labels; a Job must also have that of a role or of the attendant."""
-    listed = (cluster.list_or_empty if kind in OPTIONAL_KINDS else cluster.list_objects)(kind, status_source.labels_of(run))
+    listed = (cluster.list_or_empty if kind in OPTIONAL_KINDS else cluster.list_objects)(kind, status_reader.labels_of(run))
     return (
-        ObjectRef(kind, thing["metadata"]["name"], thing["metadata"]["uid"])
-        for thing in listed
-        if kind != "Job" or pod_status.is_role(thing) or pod_status.role_of(thing) == ATTENDANT
+        ObjectRef(kind, obj["metadata"]["name"], obj["metadata"]["uid"])
+        for obj in listed
+        if kind != "Job" or pod_status.is_role(obj) or pod_status.role_of(obj) == ATTENDANT
     )
 
 
@@ -113,7 +108,7 @@ def reason(run: str, deleted: Sequence[ObjectRef], unlabelled: Iterable[ObjectRe
     if deleted:
         reasons.append(f"{', '.join(map(str, deleted))} {'was' if len(deleted) == 1 else 'were'} deleted: {diagnosis.recreate_remedy(run)}")
     for ref in unlabelled:
-        labels = status_source.labels_of(run) | ({COMPONENT_LABEL: ref.name.removeprefix(f"{run}-")} if ref.kind == "Job" else {})
+        labels = status_reader.labels_of(run) | ({COMPONENT_LABEL: ref.name.removeprefix(f"{run}-")} if ref.kind == "Job" else {})
         given = " ".join(f"{key}={value}" for key, value in labels.items())
         reasons.append(f"{ref} has lost its labels: kubectl label {ref} {given} --overwrite -n {namespace}")
     return "; ".join(reasons)

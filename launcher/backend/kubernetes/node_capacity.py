@@ -25,7 +25,7 @@ def unmet_requirements(wanted: Mapping[str, float], labels: Mapping[str, str], n
     return found
 
 
-def unmet_needs(pod: Object, nodes: Sequence[Object]) -> list[str]:
+def unmet_pod_requirements(pod: Object, nodes: Sequence[Object]) -> list[str]:
     """Return a message for each label and resource that a pod requests and no node has."""
     return unmet_requirements(pod_resources(pod, "requests"), pod.get("spec", {}).get("nodeSelector") or {}, nodes)
 

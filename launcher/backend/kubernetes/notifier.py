@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 
 from launcher.backend.kubernetes import run_record
-from launcher.backend.kubernetes.client import Cluster, Object, as_json, status_of
+from launcher.backend.kubernetes.client import Cluster, Object, as_json, http_status
 from launcher.backend.kubernetes.errors import ForbiddenError, TransientError
 from launcher.backend.kubernetes.pod_status import annotation
 from launcher.errors import LauncherError
@@ -108,7 +108,7 @@ class Notifier:
         if wait != 0.0:
             return math.inf if wait is None else wait
         channel = open_channel()
-        if not self._write(annotated, ledger.with_claim(entries, message, kind, now, self._seconds + _SENDER_MARGIN)):
+        if not self._write(annotated, ledger.with_sender(entries, message, kind, now, self._seconds + _SENDER_MARGIN)):
             return _RETRY_INTERVAL
         try:
             self._in_flight.append(_InFlight(message, kind, SenderProcess(channel.request(message, self._seconds))))
@@ -140,14 +140,12 @@ class Notifier:
     def _write(self, annotated: tuple[str, Object], entries: Sequence[ledger.Entry]) -> bool:
         """Write the annotation; return False if the object was changed since it was read."""
         kind, existing = annotated
-        metadata = {
-            "resourceVersion": existing["metadata"].get("resourceVersion"),
-            "annotations": {NOTIFIED_ANNOTATION: as_json(list(entries))},
-        }
+        annotations = {NOTIFIED_ANNOTATION: as_json(list(entries))}
+        metadata = {"resourceVersion": existing["metadata"].get("resourceVersion"), "annotations": annotations}
         try:
             self._cluster.patch(kind, existing["metadata"]["name"], {"metadata": metadata})
         except LauncherError as error:
-            if status_of(error) != 409:
+            if http_status(error) != 409:
                 raise
             return False
         return True

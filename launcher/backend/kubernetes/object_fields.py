@@ -6,9 +6,9 @@ from typing import Any
 Object = Mapping[str, Any]
 
 
-def label(thing: Object, key: str) -> str:
+def label(obj: Object, key: str) -> str:
     """Return a label of an object, empty if it has none."""
-    return str((thing["metadata"].get("labels") or {}).get(key, ""))
+    return str((obj["metadata"].get("labels") or {}).get(key, ""))
 
 
 def node_of(pod: Object) -> str:
@@ -16,14 +16,14 @@ def node_of(pod: Object) -> str:
     return str(pod.get("spec", {}).get("nodeName") or "")
 
 
-def phase(thing: Object) -> str:
+def phase(obj: Object) -> str:
     """Return the phase of a pod or a claim, empty if it has none."""
-    return str(thing.get("status", {}).get("phase", ""))
+    return str(obj.get("status", {}).get("phase", ""))
 
 
-def namespace_option(thing: Object) -> str:
+def namespace_option(obj: Object) -> str:
     """Return an object's namespace as an option of kubectl, after a space; empty if it has none."""
-    namespace = thing.get("metadata", {}).get("namespace")
+    namespace = obj.get("metadata", {}).get("namespace")
     return f" -n {namespace}" if namespace else ""
 
 
@@ -37,17 +37,17 @@ def has_ended(pod: Object) -> bool:
     return phase(pod) in {"Succeeded", "Failed"}
 
 
-def is_being_deleted(thing: Object) -> bool:
+def is_being_deleted(obj: Object) -> bool:
     """Return whether an object was deleted and is not gone yet, such as a pod during its grace period."""
-    return bool(thing["metadata"].get("deletionTimestamp"))
+    return bool(obj["metadata"].get("deletionTimestamp"))
 
 
-def condition_entry(thing: Object, kind: str) -> Object:
+def condition_entry(obj: Object, kind: str) -> Object:
     """Return the entry of an object's condition, whatever its status; empty if it has none."""
-    return next((entry for entry in thing.get("status", {}).get("conditions") or () if entry["type"] == kind), {})
+    return next((entry for entry in obj.get("status", {}).get("conditions") or () if entry["type"] == kind), {})
 
 
-def true_condition(thing: Object, kind: str) -> Object | None:
+def true_condition(obj: Object, kind: str) -> Object | None:
     """Return an object's condition of this type if it is true, else None."""
-    entry = condition_entry(thing, kind)
+    entry = condition_entry(obj, kind)
     return entry if entry.get("status") == "True" else None

@@ -83,7 +83,7 @@ class PodLogs:
         with self._lock:
             self.unanswered = False
             pods = list(pods)
-            self._paths |= {pod["metadata"]["uid"]: _file(task_of(pod), pod["metadata"]["name"]) for pod in pods}
+            self._paths |= {pod["metadata"]["uid"]: _relative_path(task_of(pod), pod["metadata"]["name"]) for pod in pods}
             requested = [pod for pod in pods if self._may_have_new_lines(pod)]
             read = [self._received]
             self._received = []
@@ -103,7 +103,7 @@ class PodLogs:
 
     def _queue(self, pod: Object, entries: list[tuple[str, bytes]]) -> None:
         with self._lock:
-            self._received += self._new(pod, entries)
+            self._received += self._store_new(pod, entries)
 
     def stream(self, pods: Iterable[Object]) -> None:
         """Stream further lines of running pods that were read, by one open request per pod; `new_lines` returns them without a request of its own.
@@ -207,7 +207,7 @@ class PodLogs:
 
     def skip_stored(self, pod: Object, directory: Path) -> None:
         """Count the stored lines of a pod as read."""
-        uid, last = pod["metadata"]["uid"], _last_timestamp(directory / _file(task_of(pod), pod["metadata"]["name"]))
+        uid, last = pod["metadata"]["uid"], _last_timestamp(directory / _relative_path(task_of(pod), pod["metadata"]["name"]))
         with self._lock:
             if last > self._after.get(uid, _BEFORE_ALL):
                 self._after[uid] = last
@@ -215,7 +215,7 @@ class PodLogs:
     def discarded(self, pod: Object, directory: Path) -> list[LogLine]:
         """Return the stored lines of a pod that its node has discarded since: those before the first line read here. A gap between the two is marked."""
         task, first = task_of(pod), self._first.get(pod["metadata"]["uid"], _BEFORE_ALL)
-        path = directory / _file(task, pod["metadata"]["name"])
+        path = directory / _relative_path(task, pod["metadata"]["name"])
         until = self._stored_before.get(path, _BEFORE_ALL)
         if until == _BEFORE_ALL or not path.is_file():
             return []
@@ -271,9 +271,9 @@ class PodLogs:
             self._sink.write(pod, entries)
         if has_ended(pod):
             self._done.add(uid)
-        return self._new(pod, entries)
+        return self._store_new(pod, entries)
 
-    def _new(self, pod: Object, entries: list[tuple[str, bytes]]) -> list[LogLine]:
+    def _store_new(self, pod: Object, entries: list[tuple[str, bytes]]) -> list[LogLine]:
         """Return the new lines of a pod, and store them."""
         uid, task = pod["metadata"]["uid"], task_of(pod)
         after = self._after.get(uid, _BEFORE_ALL)
@@ -288,7 +288,7 @@ class PodLogs:
     def _store(self, task: str, pod: str, entries: list[tuple[str, bytes]]) -> None:
         if self._directory is None:
             return
-        path = self._directory / _file(task, pod)
+        path = self._directory / _relative_path(task, pod)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             until = self._stored_until.get(path) or _last_timestamp(path)
@@ -312,7 +312,7 @@ def stored_lines(directory: Path, pods: Iterable[Object], tasks: list[str]) -> I
 
 def store_last(directory: Path, task: str, pod: str, lines: Iterable[str]) -> None:
     """Store a deleted pod's last lines, `TIMESTAMP TEXT`, which its run's attendant has saved; do nothing if some are stored here."""
-    path = directory / _file(task, pod)
+    path = directory / _relative_path(task, pod)
     if path.exists():
         return
     with contextlib.suppress(OSError):
@@ -325,7 +325,7 @@ def stored_tasks(directory: Path) -> list[str]:
     return sorted({path.parent.name for path in directory.glob("*/*.log")})
 
 
-def _file(task: str, pod: str) -> Path:
+def _relative_path(task: str, pod: str) -> Path:
     return Path(task, f"{pod}.log")
 
 

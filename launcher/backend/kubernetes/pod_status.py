@@ -50,7 +50,7 @@ class RunSnapshot:
     """Objects of one run from the API: its Jobs, the pods of its tasks, its claims, and the namespace's events.
 
     `past_attempts`: task -> the attempts whose pods were deleted. `jobset` is the JobSet that has created the Jobs and knows whether they have ended
-    for good; None if there is none, or it may not be read. `queued` are the namespace's Workloads of Kueue, if the run waits for a queue. `nodes`
+    for good; None if there is none, or it may not be read. `workloads` are the namespace's Workloads of Kueue, if the run waits for a queue. `nodes`
     are the cluster's nodes, read only if a pod cannot be scheduled and the user may list nodes.
     """
 
@@ -61,12 +61,12 @@ class RunSnapshot:
     events: Sequence[Object] = ()
     past_attempts: Mapping[str, Sequence[EndedAttempt]] = field(default_factory=dict)
     jobset: Object | None = None
-    queued: Sequence[Object] = ()
+    workloads: Sequence[Object] = ()
     nodes: Sequence[Object] = ()
 
-    def events_of(self, thing: Object) -> list[Object]:
+    def events_of(self, obj: Object) -> list[Object]:
         """Return the events about one object."""
-        uid = thing.get("metadata", {}).get("uid")
+        uid = obj.get("metadata", {}).get("uid")
         return [event for event in self.events if event.get("involvedObject", {}).get("uid") == uid]
 
 
@@ -134,7 +134,7 @@ def _run_state(
         return State.FAILED, _failure_reason(snapshot, tasks)
     if jobs and all(true_condition(job, "Complete") or (true_condition(job, "Failed") and job not in failed_jobs) for job in jobs):
         return State.SUCCEEDED, Reason()
-    return _underway(_pending_reason(snapshot, pod_statuses), pod_statuses, tasks, trains=trains)
+    return _active_state(_pending_reason(snapshot, pod_statuses), pod_statuses, tasks, trains=trains)
 
 
 def _pending_reason(snapshot: RunSnapshot, pod_statuses: Sequence[TaskStatus]) -> Reason:
@@ -150,7 +150,9 @@ def _pending_reason(snapshot: RunSnapshot, pod_statuses: Sequence[TaskStatus]) -
     return next(iter(pending), None) or next(pods, Reason())
 
 
-def _underway(pending: Reason, pod_statuses: Sequence[TaskStatus], tasks: Sequence[TaskStatus], *, trains: bool) -> tuple[State, Reason]:
+def _active_state(
+    pending: Reason, pod_statuses: Sequence[TaskStatus], tasks: Sequence[TaskStatus], *, trains: bool
+) -> tuple[State, Reason]:
     """Return the state: a run is running once it trains, or once the events of all tasks say that they run; running pods are not enough."""
     states = [task.state for task in tasks]
     if State.STOPPED in states and all(state in ENDED for state in states):
@@ -355,17 +357,17 @@ def controller_of(jobs: Iterable[Object]) -> str | None:
 
 def creates_no_more_jobs(jobset: Object) -> bool:
     """Return whether a JobSet creates no more Jobs: it has ended, or is being deleted."""
-    return workload_has_ended(jobset) or is_being_deleted(jobset)
+    return job_has_ended(jobset) or is_being_deleted(jobset)
 
 
 def creates_no_more_pods(job: Object) -> bool:
     """Return whether a Job creates no more pods: it has ended, or is suspended."""
-    return workload_has_ended(job) or bool(job.get("spec", {}).get("suspend"))
+    return job_has_ended(job) or bool(job.get("spec", {}).get("suspend"))
 
 
-def workload_has_ended(workload: Object) -> bool:
+def job_has_ended(job: Object) -> bool:
     """Return whether a Job or JobSet is complete or has failed."""
-    return any(true_condition(workload, kind) for kind in ("Complete", "Completed", "Failed"))
+    return any(true_condition(job, kind) for kind in ("Complete", "Completed", "Failed"))
 
 
 def launcher_created_jobset(snapshot: RunSnapshot) -> bool:
@@ -373,9 +375,9 @@ def launcher_created_jobset(snapshot: RunSnapshot) -> bool:
     return snapshot.jobset is not None and label(snapshot.jobset, INSTANCE_LABEL) == snapshot.name
 
 
-def queue_of(thing: Object) -> str:
+def queue_of(obj: Object) -> str:
     """Return the Kueue queue of a Job or JobSet, empty if it has none."""
-    return label(thing, QUEUE_LABEL)
+    return label(obj, QUEUE_LABEL)
 
 
 def queue_reason(snapshot: RunSnapshot, job: Object | None = None) -> str:
@@ -384,9 +386,7 @@ def queue_reason(snapshot: RunSnapshot, job: Object | None = None) -> str:
     if not found:
         return ""
     uids = {controller["metadata"].get("uid") for controller in found}
-    owned = (
-        workload for workload in snapshot.queued if uids & {owner.get("uid") for owner in workload["metadata"].get("ownerReferences") or ()}
-    )
+    owned = (one for one in snapshot.workloads if uids & {owner.get("uid") for owner in one["metadata"].get("ownerReferences") or ()})
     conditions = [entry for workload in owned for entry in workload.get("status", {}).get("conditions") or ()]
     kinds = ("QuotaReserved", "Admitted")
     refusal = next((entry["message"] for kind in kinds for entry in conditions if entry["type"] == kind and entry["status"] == "False"), "")

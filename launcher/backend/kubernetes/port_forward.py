@@ -13,7 +13,7 @@ from kubernetes.client import ApiClient, CoreV1Api
 from kubernetes.client.exceptions import ApiException
 from kubernetes.stream import portforward
 
-from launcher.backend.kubernetes import diagnosis, pod_status, status_source, volume_affinity
+from launcher.backend.kubernetes import diagnosis, pod_status, status_reader, volume_affinity
 from launcher.backend.kubernetes.client import ERRORS, Cluster, Object, translate_errors
 from launcher.backend.kubernetes.object_fields import true_condition
 from launcher.errors import LauncherError, UsageError
@@ -36,15 +36,15 @@ def await_tensorboard(cluster: Cluster, run: str) -> None:
     moved = announced = False
     deadline = time.monotonic() + _START_TIMEOUT
     while time.monotonic() < deadline:
-        of_run = cluster.list_objects("Pod", status_source.labels_of(run))
+        of_run = cluster.list_objects("Pod", status_reader.labels_of(run))
         tensorboard_pods = [pod for pod in of_run if pod_status.role_of(pod) == TENSORBOARD]
         if any(true_condition(pod, "Ready") for pod in tensorboard_pods):
             return
         message = f"waiting up to {_START_TIMEOUT:.0f} s for TensorBoard of {run} to start"
         if (
             not moved
-            and any(volume_affinity.has_none_to_follow(pod, of_run) for pod in tensorboard_pods)
-            and _only_followers_left(cluster, run, of_run)
+            and any(volume_affinity.has_no_affinity_target(pod, of_run) for pod in tensorboard_pods)
+            and _only_waiting_tasks_left(cluster, run, of_run)
         ):
             cluster.patch("Deployment", f"{run}-{TENSORBOARD}", {"spec": {"template": {"spec": {"affinity": {"podAffinity": None}}}}})
             message = f"TensorBoard of {run} moves to a node where its volume can be used, and has {_START_TIMEOUT:.0f} s to start there"
@@ -66,10 +66,10 @@ def _has_tensorboard(cluster: Cluster, run: str) -> bool:
     return deployment is not None
 
 
-def _only_followers_left(cluster: Cluster, run: str, pods: Sequence[Object]) -> bool:
+def _only_waiting_tasks_left(cluster: Cluster, run: str, pods: Sequence[Object]) -> bool:
     """Return whether no task is still to run except those that wait for TensorBoard. A Job that waits in a queue, without pods, is still to run."""
-    jobs = [job for job in cluster.list_objects("Job", status_source.labels_of(run)) if pod_status.is_role(job)]
-    waiting = {pod_status.role_of(pod) for pod in pods if volume_affinity.has_none_to_follow(pod, pods)}
+    jobs = [job for job in cluster.list_objects("Job", status_reader.labels_of(run)) if pod_status.is_role(job)]
+    waiting = {pod_status.role_of(pod) for pod in pods if volume_affinity.has_no_affinity_target(pod, pods)}
     unfinished = [job for job in jobs if not true_condition(job, "Complete")]
     return any(true_condition(job, "Failed") for job in jobs) or all(pod_status.role_of(job) in waiting for job in unfinished)
 
@@ -79,7 +79,7 @@ def tensorboard_pod(cluster: Cluster, run: str) -> Object:
 
     Raises UsageError if the run has none, LauncherError with the reason if it is not ready.
     """
-    pods = cluster.list_objects("Pod", {**status_source.labels_of(run), COMPONENT_LABEL: TENSORBOARD})
+    pods = cluster.list_objects("Pod", {**status_reader.labels_of(run), COMPONENT_LABEL: TENSORBOARD})
     for pod in pods:
         if true_condition(pod, "Ready"):
             return pod
@@ -121,10 +121,10 @@ class Forward:
 
     def _opened(self) -> contextlib.AbstractContextManager[Any]:
         """Open a connection to the pod that TensorBoard has now: it may have been replaced since the last connection."""
-        return contextlib.closing(connected(self._cluster, tensorboard_pod(self._cluster, self._run)["metadata"]["name"], TENSORBOARD_PORT))
+        return contextlib.closing(connect(self._cluster, tensorboard_pod(self._cluster, self._run)["metadata"]["name"], TENSORBOARD_PORT))
 
 
-def connected(cluster: Cluster, pod: str, port: int) -> Any:
+def connect(cluster: Cluster, pod: str, port: int) -> Any:
     """Return a connection, like a socket, to a port of a pod's loopback address. Raises LauncherError if there is none."""
     _hide_tracebacks()
     # A separate client: while one opens a stream it cannot be used for anything else, and a browser opens several at once.

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
 from launcher.backend.kubernetes import diagnosis, pod_status
-from launcher.backend.kubernetes.client import Cluster, status_of
+from launcher.backend.kubernetes.client import Cluster, http_status
 from launcher.backend.kubernetes.errors import ForbiddenError
 from launcher.backend.kubernetes.object_fields import Object, is_active, is_being_deleted, label, node_of, phase, true_condition
 from launcher.backend.kubernetes.pod_status import RunSnapshot, task_of
@@ -50,13 +50,13 @@ def deleted_since(pod: Object) -> float | None:
 
     That is the time of its deletion; for a pod that was never ready, the end of its grace period.
     """
-    head = pod["metadata"]
+    metadata = pod["metadata"]
     if not is_being_deleted(pod) or not is_active(pod):
         return None
     # A node that answers kills the pod at the end of its grace period.
-    due = parse_rfc3339(head["deletionTimestamp"]) or 0.0
+    due = parse_rfc3339(metadata["deletionTimestamp"]) or 0.0
     if diagnosis.is_unresponsive(pod):
-        return due - float(head.get("deletionGracePeriodSeconds") or 0)
+        return due - float(metadata.get("deletionGracePeriodSeconds") or 0)
     # Of a pod that was never ready, the cluster does not report that its node does not answer.
     return due if diagnosis.is_evicted_by_taint(pod) else None
 
@@ -73,7 +73,7 @@ def unfinished_jobs(snapshot: RunSnapshot, now: float) -> list[tuple[Object, int
     found = (
         (job, int(pod_status.has_leader(snapshot, job)))
         for job, after in waiting
-        if now - ended >= after and not pod_status.workload_has_ended(job)
+        if now - ended >= after and not pod_status.job_has_ended(job)
     )
     return [(job, remaining) for job, remaining in found if job["spec"].get("completions") != remaining]  # else already scaled down
 
@@ -195,7 +195,7 @@ class Reconciler:
             # Reported once, with the command for a user with the permission.
             return f"{task_of(pod)} is stuck on the lost node {node}, and you lack permission to mark its pod as failed. A user who may patch pods/status can run: {diagnosis.mark_failed_command(pod)}"
         except LauncherError as error:
-            if status_of(error) not in {404, 409}:
+            if http_status(error) not in {404, 409}:
                 raise
             return ""
         return f"{task_of(pod)}: the node {node} is lost; its pod {name} was marked as failed, and is replaced"

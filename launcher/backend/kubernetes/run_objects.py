@@ -14,10 +14,10 @@ from launcher.backend.kubernetes import (
     object_fields,
     pod_status,
     run_record,
-    status_source,
+    status_reader,
     storage_classes,
 )
-from launcher.backend.kubernetes.client import Cluster, Object, status_of
+from launcher.backend.kubernetes.client import Cluster, Object, http_status
 from launcher.backend.kubernetes.object_fields import is_being_deleted, label
 from launcher.backend.kubernetes.reconcile import lost_pods
 from launcher.backend.kubernetes.run_context import BACKEND, JOB_KINDS, OPTIONAL_KINDS, ObjectRef
@@ -31,9 +31,9 @@ from launcher.spec.models import ClusterSpec
 from launcher.spec.role_programs import has_sidecars
 
 # Kinds of objects that the run's record owns, in the order of deletion: first those with pods, then those that the pods use.
-OWNED = ("JobSet", "Job", "Deployment", "Service", "NetworkPolicy", "RoleBinding", "Role", "ServiceAccount", "ConfigMap")
-DELETE_TIMEOUT = 120.0  # seconds within which deleted pods end or are killed
-_FORGET_TIMEOUT = 10.0  # seconds within which the API server drops a deleted pod
+_OWNED = ("JobSet", "Job", "Deployment", "Service", "NetworkPolicy", "RoleBinding", "Role", "ServiceAccount", "ConfigMap")
+_DELETE_TIMEOUT = 120.0  # seconds within which deleted pods end or are killed
+_REMOVAL_TIMEOUT = 10.0  # seconds within which the API server drops a deleted pod
 _LOST_MARGIN = 60.0  # seconds beyond the grace period after which a pod on a lost node no longer saves
 _POLL_INTERVAL = 0.5
 _MODES = ("ReadWriteMany", "ReadWriteOnce", "ReadWriteOncePod")  # the widest first
@@ -119,7 +119,7 @@ def dry_run(cluster: Cluster, manifest: Object) -> Object:
     try:
         return cluster.create({**manifest, "metadata": metadata}, dry_run=True)
     except LauncherError as error:
-        if manifest["kind"] != "JobSet" or status_of(error) != 404:
+        if manifest["kind"] != "JobSet" or http_status(error) != 404:
             raise
         raise UsageError(
             f"{cluster.description()} knows no JobSet, which kubernetes.gang asks for",
@@ -131,7 +131,7 @@ def _dry_run_of_binding(cluster: Cluster, manifest: Object) -> Object:
     try:
         return cluster.apply(manifest, dry_run=True)
     except LauncherError as error:
-        if status_of(error) != 404:  # its Role does not exist yet, and is checked separately
+        if http_status(error) != 404:  # its Role does not exist yet, and is checked separately
             raise
         return manifest
 
@@ -165,7 +165,7 @@ def is_new_claim(cluster: Cluster, run: Run, on_poll: Callable[[], object]) -> b
             on_poll()
             helper_pod.delete_finished(cluster, run.name)
 
-        await_claim_deleted(cluster, run.claim, delete_finished)
+        _await_claim_deleted(cluster, run.claim, delete_finished)
         return True
     return claim is None
 
@@ -176,15 +176,15 @@ def existing_objects(cluster: Cluster, run: str) -> list[ObjectRef]:
     Objects that have lost their labels are found by the record. Those of an attendant that the user may not read are left out.
     """
     found = [
-        ObjectRef(kind, thing["metadata"]["name"], thing["metadata"]["uid"])
-        for kind in OWNED
-        for thing in (cluster.list_or_empty if kind in OPTIONAL_KINDS else cluster.list_objects)(kind, status_source.labels_of(run))
-        if pod_status.controller_of([thing]) is None
+        ObjectRef(kind, obj["metadata"]["name"], obj["metadata"]["uid"])
+        for kind in _OWNED
+        for obj in (cluster.list_or_empty if kind in OPTIONAL_KINDS else cluster.list_objects)(kind, status_reader.labels_of(run))
+        if pod_status.controller_of([obj]) is None
     ]
     record = cluster.get("ConfigMap", run_record.name_of(run))
     unlabelled = missing_objects.read(cluster, [ref for ref in run_record.recorded_objects(record) if ref not in found])
-    found += [ref for ref, thing in unlabelled.items() if thing is not None]
-    return sorted((ref for ref in found if ref.name != run_record.name_of(run)), key=lambda ref: OWNED.index(ref.kind))
+    found += [ref for ref, obj in unlabelled.items() if obj is not None]
+    return sorted((ref for ref in found if ref.name != run_record.name_of(run)), key=lambda ref: _OWNED.index(ref.kind))
 
 
 def delete(cluster: Cluster, ref: ObjectRef) -> None:
@@ -197,7 +197,7 @@ def remove(cluster: Cluster, run: str, existing: Iterable[ObjectRef] | None = No
     for ref in existing_objects(cluster, run) if existing is None else existing:
         delete(cluster, ref)
     helper_pod.delete_finished(cluster, run)
-    await_pods_deleted(cluster, run, DELETE_TIMEOUT)
+    await_pods_deleted(cluster, run, _DELETE_TIMEOUT)
 
 
 def await_pods_deleted(
@@ -209,7 +209,7 @@ def await_pods_deleted(
     ago. Until then a program on the disconnected node may still be saving.
     """
     began = time.monotonic()
-    while (pods := status_source.pods_of(cluster, run)) and time.monotonic() < began + within:
+    while (pods := status_reader.pods_of(cluster, run)) and time.monotonic() < began + within:
         if on_poll is not None:
             on_poll()
         if len(lost_pods(pods, cluster.now(), _LOST_MARGIN + max(map(_grace_period, pods)))) == len(pods):
@@ -218,9 +218,9 @@ def await_pods_deleted(
     lost = lost_pods(pods, cluster.now(), 0)
     for pod in lost:  # no kubelet ends it, and its Job, which would keep it, is gone
         cluster.delete("Pod", pod["metadata"]["name"], grace=0, uid=pod["metadata"]["uid"])
-    forgotten_by = time.monotonic() + _FORGET_TIMEOUT
-    while pods := status_source.pods_of(cluster, run):
-        if time.monotonic() > forgotten_by:
+    deadline = time.monotonic() + _REMOVAL_TIMEOUT
+    while pods := status_reader.pods_of(cluster, run):
+        if time.monotonic() > deadline:
             names = ", ".join(str(pod["metadata"]["name"]) for pod in pods[:5])
             raise LauncherError(
                 f"pods of {run} are still there after {time.monotonic() - began:.0f} s: {names}",
@@ -238,17 +238,17 @@ def _grace_period(pod: object_fields.Object) -> float:
 def delete_claim(cluster: Cluster, run: str) -> None:
     """Delete the run's own claim, and wait until it is gone. Raises LauncherError if it remains."""
     cluster.delete("PersistentVolumeClaim", run)
-    await_claim_deleted(cluster, run, lambda: helper_pod.delete_finished(cluster, run))
+    _await_claim_deleted(cluster, run, lambda: helper_pod.delete_finished(cluster, run))
 
 
-def await_claim_deleted(cluster: Cluster, claim: str, on_poll: Callable[[], object]) -> None:
+def _await_claim_deleted(cluster: Cluster, claim: str, on_poll: Callable[[], object]) -> None:
     """Wait until a deleted claim is gone, calling `on_poll`. Raises LauncherError if it remains."""
-    deadline = time.monotonic() + DELETE_TIMEOUT
+    deadline = time.monotonic() + _DELETE_TIMEOUT
     while cluster.get("PersistentVolumeClaim", claim) is not None:
         on_poll()
         if time.monotonic() > deadline:
             raise LauncherError(
-                f"the PersistentVolumeClaim {claim} is still there {DELETE_TIMEOUT:.0f} s after it was deleted",
+                f"the PersistentVolumeClaim {claim} is still there {_DELETE_TIMEOUT:.0f} s after it was deleted",
                 f"something uses it: kubectl describe persistentvolumeclaims {claim} -n {cluster.namespace}",
             )
         time.sleep(_POLL_INTERVAL)
@@ -260,30 +260,30 @@ def delete_old_jobs(cluster: Cluster, run: str, on_poll: Callable[[], object]) -
     for job in jobs:
         delete(cluster, job)
     if jobs:
-        await_pods_deleted(cluster, run, DELETE_TIMEOUT, on_poll)
-    await_workloads_deleted(cluster, run, on_poll)
+        await_pods_deleted(cluster, run, _DELETE_TIMEOUT, on_poll)
+    await_jobs_deleted(cluster, run, on_poll)
 
 
-def await_workloads_deleted(cluster: Cluster, run: str, on_poll: Callable[[], object] | None = None) -> None:
+def await_jobs_deleted(cluster: Cluster, run: str, on_poll: Callable[[], object] | None = None) -> None:
     """Wait until the Jobs of a run, and the Service of its JobSet, are gone: the garbage collector deletes them after the JobSet.
 
     The next start uses some of their names. Raises LauncherError with those that remain.
     """
-    deadline = time.monotonic() + DELETE_TIMEOUT
-    while left := _workloads(cluster, run):
+    deadline = time.monotonic() + _DELETE_TIMEOUT
+    while left := _remaining_jobs(cluster, run):
         if on_poll is not None:
             on_poll()
         if time.monotonic() > deadline:
             raise LauncherError(
-                f"{', '.join(left)} of {run} are still there {DELETE_TIMEOUT:.0f} s after they were deleted",
+                f"{', '.join(left)} of {run} are still there {_DELETE_TIMEOUT:.0f} s after they were deleted",
                 f"something keeps them: kubectl get {' '.join(left)} -n {cluster.namespace} -o yaml",
             )
         time.sleep(_POLL_INTERVAL)
 
 
-def _workloads(cluster: Cluster, run: str) -> list[str]:
+def _remaining_jobs(cluster: Cluster, run: str) -> list[str]:
     """Return the Jobs of a run, and the Service of its JobSet, as kubectl names them."""
-    found = [f"job/{job['metadata']['name']}" for job in cluster.list_objects("Job", status_source.labels_of(run))]
+    found = [f"job/{job['metadata']['name']}" for job in cluster.list_objects("Job", status_reader.labels_of(run))]
     service = cluster.get("Service", run)
     is_jobset_service = service is not None and (pod_status.controller_of([service]) or "").startswith("jobset/")
     return [*found, f"service/{run}"] if is_jobset_service else found

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from launcher.backend.kubernetes.client import Cluster, Object, as_json, status_of
+from launcher.backend.kubernetes.client import Cluster, Object, as_json, http_status
 from launcher.backend.kubernetes.run_context import ObjectRef
 from launcher.errors import LauncherError, UsageError
 from launcher.files import json_object
@@ -83,7 +83,7 @@ def acquire(cluster: Cluster, run: Run, lease: StartLease) -> bool:
         else:
             cluster.create(record)
     except LauncherError as error:
-        if status_of(error) != 409:
+        if http_status(error) != 409:
             raise
         return is_held(cluster, lease)  # by an earlier try whose answer was lost
     return True
@@ -115,7 +115,7 @@ def _with_claim(record: Object, uid: str | None) -> Object:
     return {**record, "data": {**record["data"], **({_CLAIM: uid} if uid else {})}}
 
 
-def empty(cluster: Cluster, lease: StartLease) -> StartLease:
+def clear(cluster: Cluster, lease: StartLease) -> StartLease:
     """Clear the record of the earlier run, which was renamed; return a lease without a record to restore. Raises LeaseLostError."""
     _change(cluster, lease, lambda record: {**record, "data": {}})
     return dataclasses.replace(lease, previous_record=None)
@@ -148,7 +148,7 @@ def is_held(cluster: Cluster, lease: StartLease) -> bool:
 def is_taken_over(cluster: Cluster, lease: StartLease) -> bool:
     """Return whether another launcher has started the run since, or is starting it; False if it was only stopped."""
     record = cluster.get("ConfigMap", name_of(lease.run))
-    return (_lease(record).get("id") or start_of(record)) not in {None, lease.id}
+    return (_lease(record).get("id") or start_id(record)) not in {None, lease.id}
 
 
 def release(cluster: Cluster, lease: StartLease) -> None:
@@ -157,7 +157,7 @@ def release(cluster: Cluster, lease: StartLease) -> None:
         _change(cluster, lease, lambda current: _annotated(current, {_LEASE_ANNOTATION: None}))
     except LeaseLostError:
         current = cluster.get("ConfigMap", name_of(lease.run))
-        if _lease(current) or start_of(current) != lease.id:
+        if _lease(current) or start_id(current) != lease.id:
             raise  # else it was released by an earlier try whose answer was lost
 
 
@@ -175,7 +175,7 @@ def undo(cluster: Cluster, lease: StartLease) -> None:
     """
     with contextlib.suppress(LeaseLostError):
         current = verify(cluster, lease)
-        if lease.previous_record is None and (start_of(current) == lease.id or not current.get("data")):
+        if lease.previous_record is None and (start_id(current) == lease.id or not current.get("data")):
             cluster.delete("ConfigMap", name_of(lease.run), uid=current["metadata"]["uid"])
         else:
             _change(cluster, lease, lambda record: _annotated(_restored_record(lease, record), {_LEASE_ANNOTATION: None}))
@@ -240,7 +240,7 @@ def stopping(record: Object | None) -> RunStatus | None:
     return _status(record, _STOPPING)
 
 
-def start_of(record: Object | None) -> str | None:
+def start_id(record: Object | None) -> str | None:
     """Return the id of the last start of the run, which is that of its lease; None if it is not known or was revoked."""
     return _data(record).get(_START)
 
@@ -251,7 +251,7 @@ def roles(record: Object | None) -> frozenset[str]:
 
 
 def write_end(cluster: Cluster, status: RunStatus, start: str | None) -> None:
-    """Record the end of the start with this id, of `start_of`.
+    """Record the end of the start with the id `start`, as `start_id` returns it.
 
     Do nothing if an end is recorded, or if there is no record, or that of a later start.
     """
@@ -275,11 +275,11 @@ def _write_status(
 
     def patch() -> None:
         record = cluster.get("ConfigMap", name_of(run))
-        if record is not None and start_of(record) == start and is_wanted(record):
+        if record is not None and start_id(record) == start and is_wanted(record):
             version = {"resourceVersion": record["metadata"]["resourceVersion"]}
             cluster.patch("ConfigMap", name_of(run), {"metadata": version, "data": data})
 
-    _retry_changed(patch)
+    _retry_on_conflict(patch)
 
 
 def status_to_json(status: RunStatus, max_size: int = _MAX_STATUS_SIZE) -> str:
@@ -323,28 +323,27 @@ def _change(cluster: Cluster, lease: StartLease, change: Callable[[Object], Obje
         version = {"resourceVersion": current["metadata"]["resourceVersion"]}
         return cluster.replace({**changed, "metadata": {**changed["metadata"], **version}})
 
-    return _retry_changed(replace)
+    return _retry_on_conflict(replace)
 
 
-def _retry_changed(action: Callable[[], _Result]) -> _Result:
+def _retry_on_conflict(action: Callable[[], _Result]) -> _Result:
     """Return what `action` returns; try again if the API server refuses it because the record was changed after it was read."""
     for _ in range(_TRIES - 1):
         try:
             return action()
         except LauncherError as error:
-            if status_of(error) != 409:
+            if http_status(error) != 409:
                 raise
     return action()
 
 
 def _restored_record(lease: StartLease, current: Object) -> Object:
     """Return the record to restore: the current one, if this start has not written its own."""
-    if lease.previous_record is None or start_of(current) != lease.id:
+    if lease.previous_record is None or start_id(current) != lease.id:
         return current
-    kept_metadata = {
-        key: value for key, value in lease.previous_record["metadata"].items() if key in {"name", "namespace", "labels", "annotations"}
-    }
-    return {**lease.previous_record, "metadata": {**kept_metadata, "uid": current["metadata"]["uid"]}}
+    previous, kept = lease.previous_record, ("name", "namespace", "labels", "annotations")
+    kept_metadata = {key: value for key, value in previous["metadata"].items() if key in kept}
+    return {**previous, "metadata": {**kept_metadata, "uid": current["metadata"]["uid"]}}
 
 
 def _annotated(record: Object, annotations: Mapping[str, str | None]) -> Object:

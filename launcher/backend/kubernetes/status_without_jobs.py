@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from pathlib import Path
 
-from launcher.backend.kubernetes import pod_status, run_record, status_source
+from launcher.backend.kubernetes import pod_status, run_record, status_reader
 from launcher.backend.kubernetes.client import Cluster, Object
 from launcher.backend.kubernetes.object_fields import label
 from launcher.backend.kubernetes.pod_logs import stored_tasks
@@ -21,14 +21,14 @@ def status(cluster: Cluster, snapshot: pod_status.RunSnapshot, directory: Path, 
     """
     run = snapshot.name
     record = cluster.get("ConfigMap", run_record.name_of(run))
-    location = status_source.on_claim(run_record.claim_name(run, record), cluster, run)
+    location = status_reader.claim_location(cluster, run_record.claim_name(run, record), run)
     spec = run_record.spec(record) or {}
     names = task_names(record) or stored_tasks(directory)
 
     def run_status(state: State, reason: str, task_statuses: Iterable[TaskStatus]) -> RunStatus:
         return RunStatus(run, BACKEND, state, reason, run_dir=location, strategy=str(spec.get("strategy", "")), tasks=tuple(task_statuses))
 
-    if pods := status_source.pods_of(cluster, run):
+    if pods := status_reader.pods_of(cluster, run):
         return run_status(State.RUNNING, "it is being stopped", _stopping_tasks(names, pods))
     if snapshot.jobset and not pod_status.creates_no_more_jobs(snapshot.jobset):
         reason = pod_status.queue_reason(snapshot) or f"its JobSet {snapshot.jobset['metadata']['name']} has no Jobs yet"

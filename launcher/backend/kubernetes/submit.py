@@ -5,8 +5,8 @@ import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from launcher.backend.kubernetes import pod_status, run_objects, run_record, status_source
-from launcher.backend.kubernetes.client import Cluster, Object, status_of
+from launcher.backend.kubernetes import pod_status, run_objects, run_record, status_reader
+from launcher.backend.kubernetes.client import Cluster, Object, http_status
 from launcher.backend.kubernetes.errors import TransientError
 from launcher.backend.kubernetes.run_context import JOB_KINDS, ObjectRef
 from launcher.errors import LauncherError, UsageError
@@ -14,12 +14,12 @@ from launcher.render.kubernetes.objects import Run
 from launcher.runs.status import ENDED, RunStatus, State
 
 # Seconds of retries if the cluster stops answering during a start, before the start fails.
-RETRY_TIMEOUT = 60.0
+_RETRY_TIMEOUT = 60.0
 _POLL_INTERVAL = 0.5
 # Tries to acquire the lease, if other launchers change the record at the same time.
 _TRIES = 5
 _CLAIM = "PersistentVolumeClaim"
-Answer = TypeVar("Answer")
+_Answer = TypeVar("_Answer")
 
 
 def never_cancelled() -> bool:
@@ -49,7 +49,7 @@ def _ended(cluster: Cluster, run: str, record: Object | None) -> RunStatus | Non
 
     Raises UsageError if the Jobs are active, or wait for a node or a queue.
     """
-    snapshot = status_source.gather(cluster, run)
+    snapshot = status_reader.snapshot_of(cluster, run)
     if not snapshot.jobs and snapshot.jobset is not None and not pod_status.creates_no_more_jobs(snapshot.jobset):
         name = f"jobset/{snapshot.jobset['metadata']['name']}"
         raise UsageError(
@@ -58,7 +58,7 @@ def _ended(cluster: Cluster, run: str, record: Object | None) -> RunStatus | Non
     if snapshot.jobs and pod_status.status(snapshot, cluster.now()).state not in ENDED:
         names = ", ".join(job["metadata"]["name"] for job in snapshot.jobs)
         raise UsageError(f"{run} runs already in {cluster.description()}: {names}", f"stop it first: launcher down {run} --on kubernetes")
-    status = status_source.StatusReader(cluster, run).status() if snapshot.jobs and run_record.final(record) is None else None
+    status = status_reader.StatusReader(cluster, run).status() if snapshot.jobs and run_record.final(record) is None else None
     return status if status is not None and status.state in {State.SUCCEEDED, State.FAILED} else None
 
 
@@ -92,7 +92,7 @@ class Start:
                 error.remedy += f"; some objects could not be removed again ({remaining}): launcher down {self._run.name} --on kubernetes"
             raise
 
-    def finalize(self) -> None:
+    def complete(self) -> None:
         """Release the lease, and delete objects of earlier starts that this one does not use."""
         try:
             run_record.release(self._cluster, self._lease)
@@ -107,10 +107,10 @@ class Start:
             except LauncherError:  # for example without that right: the object is left behind
                 continue
 
-    def try_finalize(self) -> bool:
-        """Finalize; return False if the cluster does not answer for a while."""
+    def try_complete(self) -> bool:
+        """Complete it; return False if the cluster does not answer for a while."""
         try:
-            _retry(self.finalize, self._is_cancelled)
+            _retry(self.complete, self._is_cancelled)
         except TransientError:
             return False
         return True
@@ -147,7 +147,7 @@ class Start:
                 unanswered.append(error)
                 raise
             except LauncherError as error:
-                if kind not in JOB_KINDS or status_of(error) != 409:
+                if kind not in JOB_KINDS or http_status(error) != 409:
                     raise
                 run_record.verify(self._cluster, self._lease)
                 existing = self._cluster.get(kind, name) if unanswered else None
@@ -179,14 +179,14 @@ class Start:
         """
         failed: list[str] = []
         try:
-            others, held = run_record.is_taken_over(self._cluster, self._lease), run_record.is_held(self._cluster, self._lease)
+            is_taken_over, is_held = run_record.is_taken_over(self._cluster, self._lease), run_record.is_held(self._cluster, self._lease)
         except LauncherError as error:  # the caller reports the first error
             return error.message
         remove = functools.partial(run_objects.remove, self._cluster, self._run.name)
         steps: list[Callable[[], None]] = []
-        if others:
+        if is_taken_over:
             steps += [functools.partial(run_objects.delete, self._cluster, ref) for ref in self._created if ref.kind in JOB_KINDS]
-        elif not held:
+        elif not is_held:
             steps.append(functools.partial(remove, self._created))
         else:  # no other launcher creates objects of the run: remove all, including those of unanswered requests
             steps += [remove] if self._has_sent else []
@@ -202,9 +202,9 @@ class Start:
         return "; ".join(failed)
 
 
-def _retry(do: Callable[[], Answer], is_cancelled: Callable[[], bool] = never_cancelled) -> Answer:
+def _retry(do: Callable[[], _Answer], is_cancelled: Callable[[], bool] = never_cancelled) -> _Answer:
     """Return the result of a call; retry for a while if the cluster does not answer and the start is not cancelled. Raises LauncherError."""
-    deadline = time.monotonic() + RETRY_TIMEOUT
+    deadline = time.monotonic() + _RETRY_TIMEOUT
     while True:
         try:
             return do()

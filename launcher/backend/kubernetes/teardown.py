@@ -8,7 +8,7 @@ import dataclasses
 from collections import Counter
 from collections.abc import Callable, Iterable
 
-from launcher.backend.kubernetes import diagnosis, pod_status, run_objects, run_record, status_source
+from launcher.backend.kubernetes import diagnosis, pod_status, run_objects, run_record, status_reader
 from launcher.backend.kubernetes.client import Cluster
 from launcher.backend.kubernetes.object_fields import Object, is_being_deleted, node_of
 from launcher.backend.kubernetes.pod_logs import PodLogs
@@ -36,8 +36,8 @@ def stop(
     would create the Jobs again.
     """
     # Listed first: objects that another launcher creates from now on must stay.
-    start = run_record.start_of(cluster.get("ConfigMap", run_record.name_of(run)))
-    existing, pods = run_objects.existing_objects(cluster, run), status_source.pods_of(cluster, run)
+    start = run_record.start_id(cluster.get("ConfigMap", run_record.name_of(run)))
+    existing, pods = run_objects.existing_objects(cluster, run), status_reader.pods_of(cluster, run)
     _refuse_other_controllers(cluster, run, existing)
     task_events = TaskEvents(last_status.tasks[0].name if last_status and last_status.tasks else "")
     task_events.apply(logs.new_lines(pods))  # the logs of ended pods are lost in a moment
@@ -49,7 +49,7 @@ def stop(
     unresponsive = _UnresponsiveNodes(report)
 
     def poll() -> None:
-        remaining = status_source.pods_of(cluster, run)
+        remaining = status_reader.pods_of(cluster, run)
         unresponsive.check(remaining)
         task_events.apply(logs.new_lines(remaining))
 
@@ -66,7 +66,7 @@ def stop(
     task_events.apply(logs.new_lines(()))
     run_objects.remove(cluster, run, existing)
     if any(ref.kind == "JobSet" for ref in existing):
-        run_objects.await_workloads_deleted(cluster, run)
+        run_objects.await_jobs_deleted(cluster, run)
     removed = dict(Counter(ref.kind for ref in existing))
     if last_status is None:
         return None, removed
@@ -78,7 +78,7 @@ def stop(
 
 
 def _refuse_other_controllers(cluster: Cluster, run: str, existing: Iterable[ObjectRef]) -> None:
-    controller = pod_status.controller_of(cluster.list_objects("Job", status_source.labels_of(run)))
+    controller = pod_status.controller_of(cluster.list_objects("Job", status_reader.labels_of(run)))
     if controller and controller not in {f"{ref.kind.lower()}/{ref.name}" for ref in existing}:
         raise UsageError(
             f"the Jobs of {run} in {cluster.description()} belong to {controller}, which creates them again when they are deleted",
@@ -143,12 +143,12 @@ def sweep_tensorboards(cluster: Cluster) -> None:
     and ignores errors of the cluster: leftovers of other runs must not prevent a start or stop.
     """
     with contextlib.suppress(LauncherError):
-        deployments = cluster.list_objects("Deployment", {**status_source.OURS, COMPONENT_LABEL: TENSORBOARD})
+        deployments = cluster.list_objects("Deployment", {**status_reader.LAUNCHER_LABELS, COMPONENT_LABEL: TENSORBOARD})
         for run in sorted({deployment["metadata"]["labels"].get(INSTANCE_LABEL, "") for deployment in deployments} - {""}):
             if _tensorboard_is_due(cluster, run):
                 for kind in _OF_TENSORBOARD:
-                    for thing in cluster.list_objects(kind, {**status_source.labels_of(run), COMPONENT_LABEL: TENSORBOARD}):
-                        cluster.delete(kind, thing["metadata"]["name"], uid=thing["metadata"]["uid"])
+                    for obj in cluster.list_objects(kind, {**status_reader.labels_of(run), COMPONENT_LABEL: TENSORBOARD}):
+                        cluster.delete(kind, obj["metadata"]["name"], uid=obj["metadata"]["uid"])
 
 
 def _tensorboard_is_due(cluster: Cluster, run: str) -> bool:
@@ -156,5 +156,5 @@ def _tensorboard_is_due(cluster: Cluster, run: str) -> bool:
     ttl = ((run_record.spec(record) or {}).get("kubernetes") or {}).get("tensorboard_ttl")
     if ttl is None or run_record.starting_launcher(record, cluster.now()):
         return False
-    status = run_record.final(record) or pod_status.status(status_source.gather(cluster, run), cluster.now())
+    status = run_record.final(record) or pod_status.status(status_reader.snapshot_of(cluster, run), cluster.now())
     return status.state in ENDED and status.ended is not None and cluster.now() - status.ended > parse_duration(ttl)

@@ -15,10 +15,10 @@ _SELECTED_NODE = "volume.kubernetes.io/selected-node"
 _PROVISIONER = "volume.kubernetes.io/storage-provisioner"
 # Provisioners whose volumes are on the node itself, and are lost with it.
 NODE_LOCAL = r"local-path|no-provisioner|hostpath|topolvm|local\.csi|openebs\.io/local"
-_OF_THE_NODE = re.compile(NODE_LOCAL)
-_ELSEWHERE = re.compile(r"volume node affinity conflict|match PersistentVolume's node affinity")
+_NODE_LOCAL = re.compile(NODE_LOCAL)
+_NODE_AFFINITY_CONFLICT = re.compile(r"volume node affinity conflict|match PersistentVolume's node affinity")
 _AFFINITY_UNMET = "match pod affinity rules"
-_ATTACHED = re.compile(r"[Mm]ulti-?[Aa]ttach error")
+_MULTI_ATTACH = re.compile(r"[Mm]ulti-?[Aa]ttach error")
 _USED_BY = re.compile(r"already used by pod\(s\) (.+)")
 
 
@@ -32,30 +32,30 @@ def diagnose(
     if phase(pod) != "Pending":
         return None
     message = _scheduling_message(pod)
-    if _ELSEWHERE.search(message):
+    if _NODE_AFFINITY_CONFLICT.search(message):
         claim = _selected_node_annotations(pod, claims)
         return _on_its_node(claim[_SELECTED_NODE], claim.get(_PROVISIONER, ""), pods, message) if claim else None
     if _AFFINITY_UNMET in message and label(pod, VOLUME_LABEL):
         return _diagnose_affinity(pod, pods, message, leader_completed=leader_completed)
-    held = [event for event in diagnosis.failed_attachments(events) if _ATTACHED.search(str(event.get("message", "")))]
+    held = [event for event in diagnosis.failed_attachments(events) if _MULTI_ATTACH.search(str(event.get("message", "")))]
     found = [_attachment_problem(pod, pods, claims, event) for event in held]
     messages, remedies = ("; ".join(dict.fromkeys(pair[part] for pair in found)) for part in (0, 1))
     return Diagnosis("storage", messages, remedies) if found else None
 
 
-def has_none_to_follow(pod: Object, pods: Iterable[Object]) -> bool:
+def has_no_affinity_target(pod: Object, pods: Iterable[Object]) -> bool:
     """Return whether a pod's affinity to pods of the volume cannot be met: none of the run's `pods` has a node or will get one before it."""
     others = [other for other in pods if is_active(other) and other["metadata"]["name"] != pod["metadata"]["name"]]
-    mounting = [other for other in others if _is_followed(other)]
+    mounting = [other for other in others if _is_affinity_target(other)]
     # Pods that only wait for each other have none to follow.
     return _AFFINITY_UNMET in _scheduling_message(pod) and all(_AFFINITY_UNMET in _scheduling_message(other) for other in mounting)
 
 
 def _on_its_node(node: str, provisioner: str, pods: Sequence[Object], message: str) -> Diagnosis:
-    if not _OF_THE_NODE.search(provisioner):  # a disk, which other nodes of its zone can attach; that node may no longer exist
+    if not _NODE_LOCAL.search(provisioner):  # a disk, which other nodes of its zone can attach; that node may no longer exist
         return Diagnosis(
             "nodes",
-            f"its volume is in the zone of the node {node}, where it was created, and no node there takes it: {diagnosis.unschedulable(message)}",
+            f"its volume is in the zone of the node {node}, where it was created, and no node there takes it: {diagnosis.scheduler_summary(message)}",
             "add a node to that zone, or free what the pod requests on one there (kubectl get nodes -L topology.kubernetes.io/zone)",
         )
     if _is_lost(node, pods):
@@ -66,13 +66,13 @@ def _on_its_node(node: str, provisioner: str, pods: Sequence[Object], message: s
         )
     return Diagnosis(
         "nodes",
-        f"its volume is on the node {node}, which does not take it: {diagnosis.unschedulable(message)}",
+        f"its volume is on the node {node}, which does not take it: {diagnosis.scheduler_summary(message)}",
         f"free what it asks for there, or let that node take pods again (kubectl describe node {node})",
     )
 
 
 def _diagnose_affinity(pod: Object, pods: Sequence[Object], message: str, *, leader_completed: bool) -> Diagnosis | None:
-    others = [other for other in pods if other is not pod and node_of(other) and _is_followed(other)]
+    others = [other for other in pods if other is not pod and node_of(other) and _is_affinity_target(other)]
     present = list(filter(is_active, others))
     blocking = next((other for other in present if is_being_deleted(other) and _is_lost(node_of(other), pods)), None)
     if blocking is not None:
@@ -90,7 +90,7 @@ def _diagnose_affinity(pod: Object, pods: Sequence[Object], message: str, *, lea
     node = node_of(present[0])
     return Diagnosis(
         "nodes",
-        f"the run's volume ties it to the node {node}, which does not take it: {diagnosis.unschedulable(message)}",
+        f"the run's volume ties it to the node {node}, which does not take it: {diagnosis.scheduler_summary(message)}",
         f"free what it asks for on {node}, ask for less, or let it be on another node by a claim with storage.access: ReadWriteMany",
     )
 
@@ -103,7 +103,7 @@ def _restart_remedy(pod: Object, pods: Iterable[Object]) -> str:
     return f"launcher down {run}, and launcher up again: the leader comes back with its last checkpoint, and this task follows it"
 
 
-def _is_followed(pod: Object) -> bool:
+def _is_affinity_target(pod: Object) -> bool:
     """Return whether other pods follow a pod to its node: not a short-lived helper pod of the launcher."""
     return bool(label(pod, VOLUME_LABEL)) and label(pod, COMPONENT_LABEL) != HELPER_POD
 

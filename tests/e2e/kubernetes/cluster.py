@@ -11,8 +11,8 @@ from typing import Any
 
 import yaml
 
-from launcher.backend.kubernetes import status_source
-from launcher.backend.kubernetes.client import Cluster, status_of
+from launcher.backend.kubernetes import status_reader
+from launcher.backend.kubernetes.client import Cluster, http_status
 from launcher.backend.kubernetes.errors import TransientError
 from launcher.errors import LauncherError
 from launcher.runs.status import RunStatus
@@ -88,7 +88,7 @@ class Namespace:
 
     def status(self, run: str) -> RunStatus | None:
         """Return the status of a run as `launcher status` shows it, without a process for each call; None if it has no Jobs."""
-        return status_source.StatusReader(self._cluster, run).status()
+        return status_reader.StatusReader(self._cluster, run).status()
 
     def is_running(self, run: str) -> bool:
         """Return whether the status of a run is `running`."""
@@ -128,7 +128,7 @@ class Namespace:
             return _events(self._cluster.log(pod["metadata"]["name"], "trainer", [], timeout=10).decode())
         except LauncherError as error:
             # Its container has not started, it was deleted, or its node does not answer.
-            if status_of(error) in {400, 404} or isinstance(error, TransientError):
+            if http_status(error) in {400, 404} or isinstance(error, TransientError):
                 return []
             raise
 

@@ -12,7 +12,7 @@ from launcher.backend.kubernetes.client import Cluster
 from launcher.backend.kubernetes.errors import ForbiddenError, TransientError
 from launcher.backend.kubernetes.notifier import entries_of
 from launcher.backend.kubernetes.pod_status import RunSnapshot
-from launcher.backend.kubernetes.status_source import StatusReader, relevant_pods
+from launcher.backend.kubernetes.status_reader import StatusReader, relevant_pods
 from launcher.errors import LauncherError
 from launcher.notify.delivery import Channel
 from launcher.runs.status import RunStatus, State, TaskStatus
@@ -277,7 +277,7 @@ def test_lines_that_are_read_again_are_stored_once() -> None:
 def test_outside_a_pod_it_names_the_missing_account(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Any
 ) -> None:
-    monkeypatch.setattr(in_cluster, "ACCOUNT", tmp_path)
+    monkeypatch.setattr(in_cluster, "SERVICE_ACCOUNT", tmp_path)
     monkeypatch.setattr("sys.argv", ["attendant", "digits", "--node-lost", "60", "--start-timeout", "600"])
     monkeypatch.setattr("signal.signal", lambda *_: None)
     assert main() == 1

@@ -77,10 +77,10 @@ def test_an_admission_webhook_that_fails_is_noted_once(tmp_path: Path, monkeypat
         "changing Job digits-chief: an admission webhook of the cluster does not answer", "have it repaired"
     )
 
-    def finalize(_watched: object) -> None:
+    def complete(_watched: object) -> None:
         raise error
 
-    monkeypatch.setattr(backend, "_finalize_start", finalize)
+    monkeypatch.setattr(backend, "_complete_start", complete)
     assert backend.reconcile("digits") == [f"{error.message}: {error.remedy}"]
     assert backend.reconcile("digits") == []
     error = TransientError("changing Job digits-chief: the cluster does not answer", "")  # as `status` reports for the time that this takes

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from launcher.backend.kubernetes.doctor_capacity import Node, node, subtract_requests, unschedulable_roles
+from launcher.backend.kubernetes.doctor_capacity import Node, empty_node, subtract_requests, unschedulable_roles
 from launcher.spec.models import ClusterSpec
 from launcher.spec.quantities import parse_quantity
 from tests.golden_messages import Golden
@@ -27,7 +27,7 @@ def test_quantities_are_read_as_kubernetes_writes_them(quantity: object, number:
 
 
 def test_tasks_that_fit_one_by_one_but_not_together_are_named() -> None:
-    nodes = [node(api_node("a", gpus="2")), node(api_node("b", gpus="1"))]
+    nodes = [empty_node(api_node("a", gpus="2")), empty_node(api_node("b", gpus="1"))]
     cluster_spec = spec(chief={}, ps={}, worker={"replicas": 4, "gpus": 1})
     assert unschedulable_roles(nodes, cluster_spec) == ["1 worker"]
 
@@ -46,7 +46,7 @@ def requesting(cpu: str, **fields: str) -> dict[str, Any]:
     ids=["containers", "sidecar", "init container"],
 )
 def test_requests_of_other_pods_are_not_free(containers: dict[str, Any]) -> None:
-    nodes = [node(api_node("a"))]
+    nodes = [empty_node(api_node("a"))]
     running = {"spec": {"nodeName": "a", **containers}, "status": {"phase": "Running"}}
     ended = {"spec": {"nodeName": "a", **containers}, "status": {"phase": "Succeeded"}}
     subtract_requests(nodes, [running, ended])
@@ -71,17 +71,17 @@ TAINT = {"key": "dedicated", "value": "ml", "effect": "NoSchedule"}
 def test_a_taint_excludes_tasks_that_do_not_tolerate_it(tolerations: list[dict[str, str]], left: list[str]) -> None:
     tainted = api_node("a") | {"spec": {"taints": [TAINT, {"key": "soft", "effect": "PreferNoSchedule"}]}}
     fields = {"version": 1, "name": "digits", "kubernetes": {"tolerations": tolerations}}
-    assert unschedulable_roles([node(tainted)], ClusterSpec.model_validate(fields)) == left
+    assert unschedulable_roles([empty_node(tainted)], ClusterSpec.model_validate(fields)) == left
 
 
 def test_only_tasks_with_gpus_tolerate_the_taint_of_gpus() -> None:
     own = {"key": "nvidia.com/gpu", "value": "present", "effect": "NoSchedule"}
-    nodes = [node(api_node("a", gpus="2") | {"spec": {"taints": [own]}})]
+    nodes = [empty_node(api_node("a", gpus="2") | {"spec": {"taints": [own]}})]
     assert unschedulable_roles(nodes, spec(chief={}, ps={}, worker={"gpus": 1})) == ["1 chief", "1 ps"]
 
 
 def test_a_gpu_of_another_type_does_not_meet_a_request() -> None:
-    nodes = [node(api_node("a", gpus="8"))]
+    nodes = [empty_node(api_node("a", gpus="8"))]
     cluster_spec = spec(chief={}, ps={}, worker={"gpus": 1, "gpu_type": "NVIDIA-H100-80GB-HBM3"})
     assert unschedulable_roles(nodes, cluster_spec) == ["1 worker"]
     assert unschedulable_roles([Node("none", {})], cluster_spec) == ["1 worker", "1 chief", "1 ps"]
@@ -90,12 +90,12 @@ def test_a_gpu_of_another_type_does_not_meet_a_request() -> None:
 @pytest.mark.parametrize("kind, left", [("sidecars", ["1 chief"]), ("init_containers", [])])
 def test_requests_of_sidecars_add_to_their_task_s_and_those_of_init_containers_do_not(kind: str, left: list[str]) -> None:
     containers = [{"name": "one", "image": "one:1", "cpu": 5, "memory": "1Gi"}]
-    assert unschedulable_roles([node(api_node("a"))], spec(chief={"cpu": 4, kind: containers}, ps={}, worker={})) == left
+    assert unschedulable_roles([empty_node(api_node("a"))], spec(chief={"cpu": 4, kind: containers}, ps={}, worker={})) == left
 
 
 def test_tasks_that_a_volume_ties_have_to_fit_on_one_node(golden: Golden) -> None:
     cluster_spec = spec(chief={"cpu": 5}, evaluator={"cpu": 5}, ps={"cpu": 1}, worker={"cpu": 2})
-    apart, tied = ([node(api_node("a")), node(api_node("b"))] for _ in range(2))
+    apart, tied = ([empty_node(api_node("a")), empty_node(api_node("b"))] for _ in range(2))
     assert unschedulable_roles(apart, cluster_spec) == []
     golden(*unschedulable_roles(tied, cluster_spec, ("chief", "evaluator")))
-    assert unschedulable_roles([node(api_node("a", cpu="10")), node(api_node("b"))], cluster_spec, ("chief", "evaluator")) == []
+    assert unschedulable_roles([empty_node(api_node("a", cpu="10")), empty_node(api_node("b"))], cluster_spec, ("chief", "evaluator")) == []

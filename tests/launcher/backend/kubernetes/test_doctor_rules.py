@@ -100,7 +100,7 @@ def test_an_image_without_python_is_only_a_problem_if_the_run_needs_python(
         raise FailedPodError("starting a pod: no python3", "take another image", None, diagnosis.NO_PYTHON)
 
     monkeypatch.setattr(helper_pod, "probe", probe)
-    (result,) = doctor._image_and_dns(cast("Cluster", SimpleNamespace(get=lambda *_: None)), spec)
+    (result,) = doctor._probe(cast("Cluster", SimpleNamespace(get=lambda *_: None)), spec)
     assert (result.level, commands) == (state, ["python3"])
     assert ("mine has no python3: DNS and the volume are not checked" in result.message) == (not supervise)
 
@@ -131,7 +131,7 @@ def test_a_claim_that_cannot_be_written_to_is_reported_with_the_cause(
         raise FailedPodError(f"starting a pod: exit code 1: {exit_info.value}", "", 1)
 
     monkeypatch.setattr(helper_pod, "probe", probe)
-    result, *others = doctor._image_and_dns(cast("Cluster", SimpleNamespace(get=lambda *_: claim)), spec)
+    result, *others = doctor._probe(cast("Cluster", SimpleNamespace(get=lambda *_: claim)), spec)
     assert (result.what, result.level, {one.level for one in others}) == ("claim", "problem", {"ok"})
     owner = f"user {os.geteuid()}, group {tmp_path.stat().st_gid}"
     golden(result.message.replace(owner, "user OWNER, group GROUP"), result.remedy.replace(f"to {os.geteuid()},", "to OWNER,"))

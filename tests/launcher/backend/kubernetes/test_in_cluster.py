@@ -55,7 +55,7 @@ def account(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         (tmp_path / name).write_text(text)
     monkeypatch.delenv("KUBECONFIG", raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setattr(in_cluster, "ACCOUNT", tmp_path)
+    monkeypatch.setattr(in_cluster, "SERVICE_ACCOUNT", tmp_path)
     with ThreadingHTTPServer(("127.0.0.1", 0), Server) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "127.0.0.1")
@@ -118,4 +118,4 @@ def test_a_token_that_was_renewed_is_used_at_once(account: Path, monkeypatch: py
 def test_a_pod_without_an_account_is_an_error(account: Path) -> None:
     (account / "token").unlink()
     with pytest.raises(LauncherError, match="no service account"):
-        in_cluster.Api(1)
+        in_cluster.InClusterClient(1)

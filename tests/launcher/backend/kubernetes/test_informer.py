@@ -16,7 +16,7 @@ from launcher.backend.kubernetes import client, informer
 from launcher.backend.kubernetes.client import Cluster
 from launcher.backend.kubernetes.errors import TransientError
 from launcher.backend.kubernetes.informer import Informer
-from launcher.backend.kubernetes.status_source import RunInformer
+from launcher.backend.kubernetes.status_reader import RunInformer
 from tests.launcher.backend.kubernetes import objects
 from tests.waiting import until
 

@@ -73,7 +73,7 @@ def api_object(name: str) -> dict[str, Any]:
 
 @pytest.fixture(autouse=True)
 def _conflicts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(notifier, "status_of", lambda error: 409 if isinstance(error, ConflictError) else None)
+    monkeypatch.setattr(notifier, "http_status", lambda error: 409 if isinstance(error, ConflictError) else None)
 
 
 def new_watcher(cluster: FakeCluster, server: Server | None, seconds: float = 0.0) -> Notifier:
@@ -236,6 +236,6 @@ def test_the_url_is_read_from_the_secret() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "no JSON", "{}", '["x"]', '[{"key": "x"}]'])
-def test_a_note_of_another_version_has_no_entries(text: str) -> None:
+def test_an_annotation_of_another_version_has_no_entries(text: str) -> None:
     assert notifier.entries_of({"metadata": {"annotations": {NOTIFIED_ANNOTATION: text}}}) == []
     assert notifier.entries_of(None) == []

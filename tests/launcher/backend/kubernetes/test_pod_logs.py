@@ -367,7 +367,7 @@ def test_lines_of_deleted_pods_that_the_attendant_has_stored_are_shown_unless_mo
     server = LogServer()
     last = DeletedPod("digits-worker-1-old", "worker-1", ("2026-01-01T00:00:01.1Z one", "2026-01-01T00:00:02.1Z two"))
     server.attendant = {"metadata": {"annotations": attendant_annotations.lines_annotation([last])}}
-    monkeypatch.setattr("launcher.backend.kubernetes.status_source.pods_of", lambda *_: [])
+    monkeypatch.setattr("launcher.backend.kubernetes.status_reader.pods_of", lambda *_: [])
 
     def shown(directory: Path, **selection: Any) -> list[str]:
         return [line.text for line in log_lines.read(cast("Cluster", server), "digits", directory, log_lines.LogSelection(**selection))]

@@ -177,12 +177,12 @@ def test_a_queued_run_says_why_it_is_not_admitted(golden: Golden) -> None:
         return {"metadata": {"ownerReferences": [{"uid": owner}]}, "status": {"conditions": [condition]}}
 
     workloads = [workload("x", "another's"), workload("s", "couldn't assign flavors to pod set chief: insufficient quota for cpu")]
-    run = status(RunSnapshot("digits", [job("chief", suspend=True)], [], jobset=queued, queued=workloads), NOW)
+    run = status(RunSnapshot("digits", [job("chief", suspend=True)], [], jobset=queued, workloads=workloads), NOW)
     golden(run.reason)
     # Without a JobSet, each Job waits by itself.
     single = job("chief", suspend=True, labels=labels)
     single["metadata"]["uid"] = "x"
-    golden(status(RunSnapshot("digits", [single], [], queued=workloads), NOW).reason)
+    golden(status(RunSnapshot("digits", [single], [], workloads=workloads), NOW).reason)
 
 
 @pytest.mark.parametrize("seconds, expected", [(0.4, "0s"), (59, "59s"), (60, "1m"), (7300, "2h"), (200_000, "2d"), (-5, "0s")])

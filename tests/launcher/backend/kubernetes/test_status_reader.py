@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
-from launcher.backend.kubernetes import pod_status, status_source
+from launcher.backend.kubernetes import pod_status, status_reader
 from launcher.backend.kubernetes.client import Cluster
 from launcher.backend.kubernetes.reconcile import lost_pods
 from launcher.errors import LauncherError
@@ -31,7 +31,7 @@ def names(pods: list[dict[str, Any]]) -> list[str]:
 def test_a_pod_that_ties_the_chief_to_a_lost_node_is_marked_as_failed_before_it() -> None:
     chief = pod("chief", "tf-launcher/cluster", "tf-launcher/volume", deleted=True)
     tensorboard = pod("tensorboard", "tf-launcher/volume", deleted=True)
-    relevant = status_source.relevant_pods([chief, pod("worker", "tf-launcher/cluster"), tensorboard, pod("housekeeping")])
+    relevant = status_reader.relevant_pods([chief, pod("worker", "tf-launcher/cluster"), tensorboard, pod("housekeeping")])
     assert names(relevant) == ["chief", "worker", "tensorboard"]
     assert names([dict(one) for one in lost_pods(relevant, NOW, 60)]) == ["tensorboard", "chief"]
 
@@ -39,7 +39,7 @@ def test_a_pod_that_ties_the_chief_to_a_lost_node_is_marked_as_failed_before_it(
 def test_a_tensorboard_that_ties_no_pod_is_left_to_kubernetes() -> None:
     ended = pod("tensorboard", "tf-launcher/volume", deleted=True)
     ended["status"]["phase"] = "Failed"
-    assert status_source.relevant_pods([pod("tensorboard", "tf-launcher/volume"), pod("tensorboard", deleted=True), ended]) == []
+    assert status_reader.relevant_pods([pod("tensorboard", "tf-launcher/volume"), pod("tensorboard", deleted=True), ended]) == []
 
 
 def test_the_controller_of_jobs_is_known() -> None:
@@ -85,7 +85,7 @@ class LosingNode:
 
 
 def test_a_status_that_waited_for_a_lost_node_is_read_from_the_cluster_again(golden: Golden) -> None:
-    status = status_source.StatusReader(cast("Cluster", LosingNode()), "digits").status()
+    status = status_reader.StatusReader(cast("Cluster", LosingNode()), "digits").status()
     assert status is not None
     golden(*[task.reason for task in status.tasks])
 
@@ -96,6 +96,6 @@ def test_the_first_snapshot_is_used_if_the_cluster_cannot_be_read_again() -> Non
             self.is_unreachable = True
             raise LauncherError("no answer")
 
-    status = status_source.StatusReader(cast("Cluster", BecomingUnreachable()), "digits").status()
+    status = status_reader.StatusReader(cast("Cluster", BecomingUnreachable()), "digits").status()
     assert status is not None
     assert [task.reason for task in status.tasks] == [""]

@@ -23,22 +23,22 @@ from launcher.runs.status import EndedAttempt, Location, RunStatus, State
 from launcher.spec.names import RUN_VOLUME
 from launcher.timestamps import parse_rfc3339
 
-OURS = {NAME_LABEL: "tf-launcher"}
+LAUNCHER_LABELS = {NAME_LABEL: "tf-launcher"}
 # The logs of this many first tasks, of as many failed ones and of the evaluator are read: a thousand a second would overload a cluster.
 _MAX_TASKS_READ = 32
 # Up to this many pods the status is computed once a second; with more, less often.
 _PODS_A_SECOND = 200
 _NODES_INTERVAL = 60.0  # seconds between two lists of nodes, while no node takes a pod
 _MAX_INTERVAL = 30.0  # seconds after which details of unchanged Jobs and pods are requested again
-_ONE_BY_ONE = 4  # the most objects whose events are requested one by one
-_ATTENDANT_STARTS = 120.0  # seconds that an attendant may take to start
+_MAX_SINGLE_REQUESTS = 4  # the most objects whose events are requested one by one
+_ATTENDANT_START_TIMEOUT = 120.0  # seconds that an attendant may take to start
 _UID = "involvedObject.uid"
 _EMPTY_CONTEXT = RunContext()
 
 
 def labels_of(run: str) -> dict[str, str]:
     """Return the labels of all objects of a run."""
-    return {**OURS, INSTANCE_LABEL: run}
+    return {**LAUNCHER_LABELS, INSTANCE_LABEL: run}
 
 
 def pods_of(cluster: Cluster, run: str) -> list[Object]:
@@ -46,7 +46,7 @@ def pods_of(cluster: Cluster, run: str) -> list[Object]:
     return cluster.list_objects("Pod", {TASK_LABEL: run})
 
 
-def gather(cluster: Cluster, run: str) -> RunSnapshot:
+def snapshot_of(cluster: Cluster, run: str) -> RunSnapshot:
     """Return the current objects of a run."""
     return RunInformer(cluster, run).snapshot()
 
@@ -96,8 +96,8 @@ class RunInformer:
             pod_status.queue_of(controller) and (controller.get("spec") or {}).get("suspend")
             for controller in [*jobs, *([jobset] if jobset else [])]
         )
-        queued = tuple(cluster.list_or_empty("Workload") or cluster.list_or_empty("Workload (v1beta1)")) if is_queued else ()
-        snapshot = RunSnapshot(run, jobs, pods, jobset=jobset, queued=queued)
+        workloads = tuple(cluster.list_or_empty("Workload") or cluster.list_or_empty("Workload (v1beta1)")) if is_queued else ()
+        snapshot = RunSnapshot(run, jobs, pods, jobset=jobset, workloads=workloads)
         tasks = [pod for pod in pods if label(pod, TASK_LABEL)]
         started = sum(phase(pod) in {"Running", "Succeeded"} for pod in tasks)
         pods_by_role = Counter(map(pod_status.role_of, tasks))
@@ -114,8 +114,8 @@ class RunInformer:
         return dataclasses.replace(snapshot, claims=claims, events=events)
 
 
-def _uid(thing: Object) -> str:
-    return str(thing["metadata"]["uid"])
+def _uid(obj: Object) -> str:
+    return str(obj["metadata"]["uid"])
 
 
 def _completions(job: Object) -> int:
@@ -159,7 +159,7 @@ def _jobset(cluster: Cluster, run: str, jobs: Sequence[Object]) -> Object | None
 def _events(cluster: Cluster, kind: str, field: str, values: Iterable[str]) -> list[Object]:
     """Return the events about objects with these values of a field: by one request per object, or for many objects all events of the kind."""
     all_values = list(values)
-    queries = [{field: value} for value in all_values] if len(all_values) <= _ONE_BY_ONE else [{"involvedObject.kind": kind}]
+    queries = [{field: value} for value in all_values] if len(all_values) <= _MAX_SINGLE_REQUESTS else [{"involvedObject.kind": kind}]
     try:
         return [event for fields in queries for event in cluster.list_objects("Event", fields=fields)]
     except ForbiddenError:  # without that right fewer reasons are known
@@ -169,9 +169,9 @@ def _events(cluster: Cluster, kind: str, field: str, values: Iterable[str]) -> l
 class StatusReader:
     """The status of one run, from a watched copy of its objects and the new lines of its logs."""
 
-    def __init__(self, cluster: Cluster, run: str, *, with_past_attempts: bool = True) -> None:
-        """Watch `run`; `with_past_attempts` includes attempts whose pods were deleted, and the nodes if none takes a pod."""
-        self.cluster, self.run, self._with_past_attempts = cluster, run, with_past_attempts
+    def __init__(self, cluster: Cluster, run: str, *, detailed: bool = True) -> None:
+        """Watch `run`; `detailed` includes attempts whose pods were deleted, and the nodes if none takes a pod."""
+        self.cluster, self.run, self._detailed = cluster, run, detailed
         self.snapshot = RunSnapshot(run, ())
         self.logs = PodLogs(cluster)
         self._informer = RunInformer(cluster, run)
@@ -201,12 +201,12 @@ class StatusReader:
         if job is None or true_condition(job, "Failed"):
             return False
         created = parse_rfc3339(job["metadata"].get("creationTimestamp"))
-        may_start = created is None or self.cluster.now() - created < _ATTENDANT_STARTS
+        may_start = created is None or self.cluster.now() - created < _ATTENDANT_START_TIMEOUT
         return may_start or bool(job.get("status", {}).get("ready")) or true_condition(job, "Complete") is not None
 
     def is_unchanged(self) -> bool:
         """Return whether Jobs and pods are unchanged since they were last seen. Call it before an action that cannot be undone. Raises LauncherError."""
-        now = gather(self.cluster, self.run)
+        now = snapshot_of(self.cluster, self.run)
         return versions([*now.jobs, *now.pods]) == versions([*self.snapshot.jobs, *self.snapshot.pods])
 
     def status(self, context: RunContext = _EMPTY_CONTEXT) -> RunStatus | None:
@@ -228,9 +228,7 @@ class StatusReader:
         return self._last
 
     def _refresh(self, context: RunContext) -> RunStatus | None:
-        self.snapshot = self._with_nodes(
-            self._add_past_attempts(self._informer.snapshot(self._pods.keys() if self._with_past_attempts else None))
-        )
+        self.snapshot = self._add_nodes(self._add_past_attempts(self._informer.snapshot(self._pods.keys() if self._detailed else None)))
         if not self.snapshot.jobs:
             return None
         notified = ledger.outcomes(notifier.entries_of(self.attendant)) or context.notified
@@ -243,7 +241,7 @@ class StatusReader:
     def _add_past_attempts(self, snapshot: RunSnapshot) -> RunSnapshot:
         """Add the attempts whose pods were deleted; look for new ones if the pods have changed."""
         pods = {pod["metadata"]["name"]: pod for pod in snapshot.pods}
-        if self._with_past_attempts and pods.keys() != self._pods.keys():
+        if self._detailed and pods.keys() != self._pods.keys():
             found = [
                 name
                 for job in snapshot.jobs
@@ -260,9 +258,9 @@ class StatusReader:
             by_task.setdefault(task, []).append(ended)
         return dataclasses.replace(snapshot, past_attempts=by_task)
 
-    def _with_nodes(self, snapshot: RunSnapshot) -> RunSnapshot:
+    def _add_nodes(self, snapshot: RunSnapshot) -> RunSnapshot:
         """Add the nodes of the cluster if none takes a pod: their size tells whether waiting may help."""
-        if not self._with_past_attempts or not any(map(diagnosis.is_unschedulable, snapshot.pods)):
+        if not self._detailed or not any(map(diagnosis.is_unschedulable, snapshot.pods)):
             return snapshot
         if time.monotonic() >= self._next_nodes:
             with contextlib.suppress(ForbiddenError):
@@ -304,13 +302,13 @@ class StatusReader:
 def location_of(snapshot: RunSnapshot, cluster: Cluster) -> Location | None:
     """Return the location of the run's files, None without a volume."""
     claim = next((claims[RUN_VOLUME] for job in snapshot.jobs if RUN_VOLUME in (claims := _mounted_claims(job))), None)
-    return on_claim(claim, cluster, snapshot.name) if claim else None
+    return claim_location(cluster, claim, snapshot.name) if claim else None
 
 
 def _mounted_claims(job: object_fields.Object) -> dict[str, str]:
     return claims_of(job.get("spec", {}).get("template", {}).get("spec", {}))
 
 
-def on_claim(claim: str, cluster: Cluster, run: str) -> Location:
+def claim_location(cluster: Cluster, claim: str, run: str) -> Location:
     """Return the directory of a run on a claim of the cluster."""
     return Location("claim", claim, f"{run}/", cluster.description())
