@@ -138,14 +138,16 @@ def read(path: Path, offset: int) -> Iterator[tuple[int, LogLine]]:
         if path.stat().st_size <= offset:  # nothing new; a reader that follows a log checks five times a second
             return
     with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
-        file.seek(offset)
+        position = _line_start(file.fileno(), offset - 1)  # of the line before: a damaged line gets its time
+        file.seek(position)
         for raw in file:
             if not raw.endswith(b"\n"):
                 return
-            offset += len(raw)
+            position += len(raw)
             line = parse(raw, path.stem, previous_time)
             previous_time = line.time
-            yield offset, line
+            if position > offset:
+                yield position, line
 
 
 def since_offset(path: Path, since: float) -> int:

@@ -9,7 +9,7 @@ import os
 import shutil
 import time
 
-from launcher.errors import LauncherError, UsageError
+from launcher.errors import LauncherError
 from launcher.runs import locks, process_identity, state_file
 from launcher.runs.paths import RunPaths
 from launcher.runs.state_file import Snapshot
@@ -108,16 +108,12 @@ def kill_all(paths: RunPaths) -> int:
     return len(pids)
 
 
-def wait_until_gone(paths: RunPaths, timeout: float) -> None:
-    """Wait until no process of the run remains: a supervisor whose directory was removed ends them. Raises UsageError if some remain."""
+def wait_until_gone(paths: RunPaths, timeout: float) -> str:
+    """Wait until no process of the run remains: a supervisor whose directory was removed ends them. Return those that remain as text, or ""."""
     deadline = time.monotonic() + timeout
-    while pids := process_identity.tasks_of(str(paths.run_dir)):
-        if time.monotonic() >= deadline:
-            raise UsageError(
-                f"tasks of an earlier run {paths.name} in {paths.run_dir} still run: {_described(pids)}",
-                f"end them with `launcher down {paths.name}`, then try again",
-            )
+    while (pids := process_identity.tasks_of(str(paths.run_dir))) and time.monotonic() < deadline:
         time.sleep(_POLL_INTERVAL)
+    return _described(pids) if pids else ""
 
 
 def remove_recreated(paths: RunPaths, since: float) -> None:

@@ -9,13 +9,13 @@ from pathlib import Path
 from launcher.errors import LauncherError
 
 _REMEDY: dict[int, str] = {
-    errno.ENOSPC: "free some space on that disk, or choose another directory for runs",
-    errno.EDQUOT: "free some of your quota on that disk, or choose another directory for runs",
-    errno.EROFS: "choose a directory for runs that can be written",
-    errno.EACCES: "give yourself the right to write there, or choose another directory for runs",
-    errno.EPERM: "give yourself the right to write there, or choose another directory for runs",
-    errno.ENOTDIR: "remove the file that stands in the way, or choose another directory for runs",
-    errno.EEXIST: "remove the file that stands in the way, or choose another directory for runs",
+    errno.ENOSPC: "free some space on that disk, or choose another directory for runs: --runs DIR",
+    errno.EDQUOT: "free some of your quota on that disk, or choose another directory for runs: --runs DIR",
+    errno.EROFS: "choose a directory for runs that can be written: --runs DIR",
+    errno.EACCES: "give yourself the right to write there, or choose another directory for runs: --runs DIR",
+    errno.EPERM: "give yourself the right to write there, or choose another directory for runs: --runs DIR",
+    errno.ENOTDIR: "remove the file that stands in the way, or choose another directory for runs: --runs DIR",
+    errno.EEXIST: "remove the file that stands in the way, or choose another directory for runs: --runs DIR",
     errno.EAGAIN: "ask for fewer tasks, end other programs, or raise the limit of processes (ulimit -u)",
     errno.ENOMEM: "ask for fewer tasks, or end other programs that use memory",
     errno.EMFILE: "ask for fewer tasks, or raise the limit of open files (ulimit -n)",

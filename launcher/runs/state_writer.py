@@ -68,6 +68,8 @@ class StateWriter:
 
     def changed(self, *, at_once: bool = True) -> None:
         """Note that there is something to write."""
+        if self._disabled:
+            return
         due = max(self._monotonic(), self._written + (_CHANGE_INTERVAL if at_once else _PROGRESS_INTERVAL))
         self.due = due if self.due is None else min(self.due, due)
 

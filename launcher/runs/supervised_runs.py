@@ -57,13 +57,12 @@ class SupervisedRuns:
         """Return the status of a run whose directory was removed while it ran; None if it is not this process's and has no processes left."""
         status = RunStatus(paths.name, self._backend, State.FAILED, run_dir=Location("directory", str(paths.run_dir)), ended=time.time())
         removed = f"{paths.run_dir} was removed while the run ran"
-        if paths.name in self._lifelines:
+        if is_followed := paths.name in self._lifelines:
             orphans.wait_until_gone(paths, KILL_TIMEOUT)
-            return dataclasses.replace(status, reason=f"{removed}; its tasks were killed")
         if running := orphans.describe_all(paths):
             reason = f"{removed}; still running: {running}; `launcher down {paths.name}` ends that"
             return dataclasses.replace(status, state=State.INTERRUPTED, reason=reason)
-        return None
+        return dataclasses.replace(status, reason=f"{removed}; its tasks were killed") if is_followed else None
 
     def spec(self, name: str) -> dict[str, Any] | None:
         """Return the spec that the run was started with last, or None."""

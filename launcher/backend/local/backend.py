@@ -41,7 +41,11 @@ class LocalBackend(SupervisedRuns):
             is_new, started = not paths.run_dir.exists(), time.time()
             lock_fd = spawn.lock(paths)
             try:
-                orphans.wait_until_gone(paths, KILL_TIMEOUT)
+                if remaining := orphans.wait_until_gone(paths, KILL_TIMEOUT):
+                    raise UsageError(
+                        f"tasks of an earlier run {name} in {paths.run_dir} still run: {remaining}",
+                        f"end them with `launcher down {name}`, then try again",
+                    )
                 if is_new:
                     orphans.remove_recreated(paths, started)
                 lifeline = spawn.start(paths, run.plan, run.spec, lock_fd=lock_fd, detach=is_cancelled is None)

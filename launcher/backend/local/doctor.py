@@ -10,6 +10,7 @@ from pathlib import Path
 
 from launcher.backend.check_results import CheckRequest, CheckResult, ok, problem, warning
 from launcher.cli.formats import binary_size, decimal_size
+from launcher.files import is_directory
 from launcher.plan.machine import detect
 from launcher.runs import os_errors
 from launcher.spec.role_programs import roles_of
@@ -60,15 +61,15 @@ def _memory() -> int | None:
 
 
 def _disk(runs: Path) -> Iterator[CheckResult]:
-    existing = next(path for path in (runs, *runs.parents) if path.exists())
-    if not existing.is_dir():
+    existing = next(path for path in (runs, *runs.parents) if os.path.lexists(path))  # of a directory that cannot be searched: itself
+    if not is_directory(existing):
         yield problem("runs", f"{existing} is not a directory", "move it away, or choose another directory for runs with --runs")
         return
     try:
         tempfile.TemporaryFile(dir=existing).close()
     except OSError as error:
-        remedy = os_errors.explain(error, "").remedy or "choose another directory for runs"
-        yield problem("runs", f"{existing} cannot be written: {error.strerror}", f"{remedy}: --runs DIR")
+        remedy = os_errors.explain(error, "").remedy or "choose another directory for runs: --runs DIR"
+        yield problem("runs", f"{existing} cannot be written: {error.strerror}", remedy)
         return
     free = shutil.disk_usage(existing).free
     if free < _MIN_DISK:

@@ -40,7 +40,7 @@ class ProcessTask(ControlledTask):
         self._lifelines, self._on_start = lifelines, started
         self._process: subprocess.Popen[bytes] | None = None
         self._killed = False
-        self._started_at = 0.0
+        self._started_at = self._ran_for = 0.0
 
     @property
     def running(self) -> bool:
@@ -49,8 +49,8 @@ class ProcessTask(ControlledTask):
 
     @property
     def ran_for(self) -> float:
-        """Seconds since the last start of its process."""
-        return time.monotonic() - self._started_at
+        """Seconds that its last process ran; 0 if that runs, or could not be started."""
+        return self._ran_for
 
     @property
     def was_killed(self) -> bool:
@@ -62,6 +62,7 @@ class ProcessTask(ControlledTask):
 
         It stops when its lifeline closes, and holds open those of the tasks that are to stop after it.
         """
+        self._ran_for = 0.0
         lifeline = self._lifelines.read_end(self.name)
         environment = {
             **os.environ,
@@ -117,6 +118,7 @@ class ProcessTask(ControlledTask):
         """Clean up after the process: kill the rest of its session and read its last output; return the events."""
         if self._process is None:
             return []
+        self._ran_for = time.monotonic() - self._started_at
         process_identity.kill_session(self._process.pid)
         events: list[Event] = []
         if self.output is not None:

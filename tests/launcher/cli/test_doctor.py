@@ -38,10 +38,11 @@ def test_more_gpus_than_the_machine_has_are_a_problem(
 
 
 @pytest.mark.skipif(os.geteuid() == 0 and sys.platform != "linux", reason="root writes everywhere; only on Linux it can drop that right")
-def test_a_directory_that_cannot_be_written_is_a_problem(tmp_path: Path) -> None:
+@pytest.mark.parametrize("mode", [0o500, 0o600], ids=["read only", "not searchable"])
+def test_a_directory_that_cannot_be_written_is_a_problem(tmp_path: Path, mode: int) -> None:
     # access(2) counts every capability that root may use: only a process that starts without them is bound by the modes of files.
     unprivileged = ("setpriv", "--bounding-set=-dac_override,-dac_read_search") if os.geteuid() == 0 else ()
-    tmp_path.chmod(0o500)
+    tmp_path.chmod(mode)
     try:
         doctor = (*unprivileged, sys.executable, "-m", "launcher", "doctor", "--runs", str(tmp_path / "runs"))
         result = subprocess.run(doctor, capture_output=True, text=True, timeout=60, check=False)
@@ -51,7 +52,7 @@ def test_a_directory_that_cannot_be_written_is_a_problem(tmp_path: Path) -> None
     assert "cannot be written: Permission denied" in result.stdout
 
 
-@pytest.mark.parametrize("code", [errno.EACCES, errno.EROFS, errno.ENOSPC, errno.EIO], ids=errno.errorcode.get)
+@pytest.mark.parametrize("code", [errno.EACCES, errno.EROFS, errno.ENOSPC, errno.EMFILE, errno.EIO], ids=errno.errorcode.get)
 def test_a_directory_that_cannot_be_written_is_reported_with_the_cause(
     code: int, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, golden: Golden
 ) -> None:

@@ -152,4 +152,6 @@ def test_a_missing_file_has_no_lines(tmp_path: Path) -> None:
 def test_a_damaged_line_has_the_time_of_the_one_before(tmp_path: Path) -> None:
     path = tmp_path / "a.log"
     path.write_text(f"{rfc3339(5)} good\nnonsense\n2026-99-99T00:00:00.000Z worse\n")
-    assert [(line.time, line.text) for line in read(path)] == [(5, "good"), (5, "nonsense"), (5, "2026-99-99T00:00:00.000Z worse")]
+    damaged = [(5, "nonsense"), (5, "2026-99-99T00:00:00.000Z worse")]
+    assert [(line.time, line.text) for line in read(path)] == [(5, "good"), *damaged]
+    assert [(line.time, line.text) for line in read(path, log_files.tail_offset(path, 2))] == damaged

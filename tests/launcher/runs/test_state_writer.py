@@ -39,6 +39,14 @@ def test_progress_is_written_a_few_times_a_second_and_a_changed_state_at_once(tm
     assert writer.due is None
 
 
+def test_nothing_is_due_once_the_directory_was_removed(tmp_path: Path, steps: Callable[[], Snapshot]) -> None:
+    writer = StateWriter(tmp_path / "state.json", steps)
+    writer.changed()
+    writer.disable()
+    writer.changed()
+    assert writer.due is None  # else the supervisor's loop would not wait
+
+
 def test_space_for_the_last_state_is_reserved_and_released(tmp_path: Path, steps: Callable[[], Snapshot]) -> None:
     writer = StateWriter(tmp_path / "state.json", steps)
     writer.reserve()

@@ -80,10 +80,11 @@ def test_a_run_that_is_started_in_its_place_waits_for_the_end_and_is_not_disturb
     assert has_ended(runs)
 
 
+@pytest.mark.parametrize("detach", [True, False], ids=["in the background", "in the foreground"])
 def test_no_run_starts_while_tasks_remain_and_a_stop_ends_them(
-    runs: Runs, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    detach: bool, runs: Runs, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    start(runs)
+    start(runs, detach=detach)
     for module in (backend, supervised_runs):
         monkeypatch.setattr(module, "KILL_TIMEOUT", 0.3)
     with suspended(runs.supervisor()):
