@@ -30,6 +30,13 @@ class UsageError(LauncherError):
     exit_code = 2
 
 
+class StartInterruptedError(LauncherError):
+    """A run was asked to stop before its tasks had started."""
+
+    def __init__(self, run: str) -> None:
+        super().__init__(f"the run {run} was not started: its start was interrupted", "start it with `launcher up`")
+
+
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """Return the beginning of a remedy that names the known word most similar to `word`; empty if none is similar."""
     meant = nearest(word, known)

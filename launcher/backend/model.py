@@ -64,10 +64,11 @@ class Backend(Protocol):
     """Runs plans. Every call that fails raises launcher.errors.LauncherError with a remedy."""
 
     def start(self, run: PlannedRun, *, is_cancelled: Callable[[], bool] | None = None) -> None:
-        """Start the run and return as soon as it is starting. Without `is_cancelled` the run is in the background and outlives this process.
+        """Start the run; return once every task has started, or on a cluster is starting.
 
-        `is_cancelled` returns whether the start was cancelled, for example by Ctrl-C. A start that has to wait for the removal of an earlier
-        run polls it; once it returns True, nothing is started.
+        `is_cancelled` returns whether the start was cancelled, for example by Ctrl-C. A start that waits polls it, and then raises
+        LauncherError and leaves no task, or returns if the tasks have started meanwhile: the caller stops the run. Without `is_cancelled`
+        the run is in the background and outlives this process.
         """
 
     def status(self, name: str) -> RunStatus:

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from launcher.errors import StartInterruptedError
 from launcher.notify.supervisor_notifier import SupervisorNotifier
 from launcher.plan.models import Plan, Task
 from launcher.runs import locks, process_identity, restart_policy, stop_order
@@ -190,7 +191,8 @@ class RunController:
                 task.log.note(f"run {self._plan.name} starts")
             self._backend.start()
         except BaseException as error:
-            self.abort(explain(error, "starting the tasks").message if isinstance(error, OSError) else str(error))
+            state = State.STOPPED if isinstance(error, StartInterruptedError) else State.FAILED
+            self.abort(explain(error, "starting the tasks").message if isinstance(error, OSError) else str(error), state)
             raise
         self._state_writer.save()
 
@@ -217,13 +219,13 @@ class RunController:
                 shutdown.reason += f"; the last checkpoint is of step {self._progress.checkpoint_step}"
         self._conclude(shutdown)
 
-    def abort(self, reason: str) -> None:
-        """Kill every running task and record the run as failed: the supervisor itself cannot continue."""
+    def abort(self, reason: str, state: State = State.FAILED) -> None:
+        """Kill every running task and record the end of the run: the supervisor itself cannot continue."""
         for task in self._tasks.values():
             if task.running:
                 task.kill()
                 task.mark_ended(State.STOPPED, "killed with the run")
-        self._conclude(Shutdown(State.FAILED, reason))
+        self._conclude(Shutdown(state, reason))
 
     # Events
 

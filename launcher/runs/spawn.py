@@ -1,4 +1,4 @@
-"""Starts a run's supervisor as a process of its own and waits until every task has its process."""
+"""Starts a run's supervisor as a process of its own and waits until it has started the tasks."""
 
 import contextlib
 import os
@@ -7,10 +7,11 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from io import FileIO
 from typing import Any
 
-from launcher.errors import LauncherError, UsageError
+from launcher.errors import LauncherError, StartInterruptedError, UsageError
 from launcher.files import json_object
 from launcher.plan.machine import search_path, source_directory
 from launcher.plan.models import Plan
@@ -23,11 +24,11 @@ from launcher.spec.role_programs import sets_variables
 # Another verb may be checking the lock at this moment, or a supervisor may be about to exit.
 _LOCK_TIMEOUT = 3.0
 _START_TIMEOUT = 60.0
-SUPERVISOR = "launcher.backend.local"
+_POLL_INTERVAL = 0.1
 
 
 def lock(paths: RunPaths) -> int:
-    """Create the run's directories and return its lock. Raises UsageError if the run is running, and OSError."""
+    """Create the run's directories and return a file descriptor that holds its lock. Raises UsageError if the run is running, and OSError."""
     paths.tasks.mkdir(parents=True, exist_ok=True)
     fd = locks.acquire(paths.lock, timeout=_LOCK_TIMEOUT)
     if fd is None:
@@ -44,14 +45,15 @@ def start(
     spec: dict[str, Any],
     *,
     lock_fd: int,
-    detach: bool,
-    supervisor: str = SUPERVISOR,
+    is_cancelled: Callable[[], bool] | None,
+    supervisor: str,
     timeout: float = _START_TIMEOUT,
 ) -> int | None:
-    """Start the supervisor, a module, and wait at most `timeout` seconds for it; return the write end of its lifeline, None for a detached run.
+    """Run the module `supervisor`, and wait at most `timeout` seconds until it has started the tasks.
 
-    The run stops when that end is closed, at the latest when this process dies. Raises LauncherError if a task could not
-    be started, and OSError if files cannot be written.
+    Returns the write end of its lifeline: the run stops when that end is closed, at the latest when this process dies. None without
+    `is_cancelled`: then the run is in the background. Once `is_cancelled` returns True, the supervisor is asked to stop.
+    Raises LauncherError if a task could not be started, or the start was cancelled first, and OSError if files cannot be written.
     """
     # spec.json is the spec of the run's last start: it is replaced once this start has succeeded.
     new_spec = paths.spec.with_suffix(".new")
@@ -60,7 +62,7 @@ def start(
     write_json(paths.plan, to_document(plan), private=private)
     with contextlib.ExitStack() as opened:
         ready, child_ready = _pipe(opened)
-        child_lifeline, lifeline = (None, None) if detach else _pipe(opened)
+        child_lifeline, lifeline = (None, None) if is_cancelled is None else _pipe(opened)
         command = [sys.executable, "-P", "-m", supervisor, str(paths.run_dir)]
         command += ["--ready-fd", str(child_ready.fileno()), "--lock-fd", str(lock_fd)]
         passed = [child_ready.fileno(), lock_fd]
@@ -80,9 +82,9 @@ def start(
         )
         child_ready.close()
         try:
-            answer = _read_answer(ready, timeout)
+            answer = _read_answer(ready, timeout, process.pid, is_cancelled)
         except BaseException:
-            # Ctrl-C: nobody waits for this start, so the supervisor stops the run as soon as it has started it.
+            # Ctrl-C in `up --detach`: nobody waits for this start, so the supervisor ends it, or stops the run.
             process_identity.send(process.pid, signal.SIGTERM)
             process.returncode = 0  # as below: it ends by itself
             raise
@@ -90,6 +92,8 @@ def start(
             # Kill the processes that it has started, too: Docker Compose would continue without its caller.
             process_identity.kill_session(process.pid)
             process.wait()
+            if is_cancelled is not None and is_cancelled():
+                raise StartInterruptedError(paths.name)
             raise LauncherError(
                 f"the supervisor of {paths.name} did not start within {timeout:g} s or ended at once",
                 f"read {paths.supervisor_log}",
@@ -112,14 +116,19 @@ def _environment() -> dict[str, str]:
     return os.environ | ({"PYTHONPATH": search_path(os.environ.get("PYTHONPATH"), source)} if source else {})
 
 
-def _read_answer(ready: FileIO, timeout: float) -> dict[str, str] | None:
-    """Return the supervisor's answer: empty if it has started, else an error's message and remedy; None if there is none in time."""
+def _read_answer(ready: FileIO, timeout: float, pid: int, is_cancelled: Callable[[], bool] | None) -> dict[str, str] | None:
+    """Return the supervisor's answer: empty if it has started, else an error's message and remedy; None if there is none in time.
+
+    Ask the supervisor, process `pid`, to stop once `is_cancelled` returns True.
+    """
     deadline = time.monotonic() + timeout
     answer = b""
-    while not answer.endswith(b"\n"):
-        readable, _, _ = select.select([ready], [], [], max(0, deadline - time.monotonic()))
-        if not readable:
-            break
+    while not answer.endswith(b"\n") and time.monotonic() < deadline:
+        if is_cancelled is not None and is_cancelled():
+            process_identity.send(pid, signal.SIGTERM)
+            is_cancelled = None
+        if not select.select([ready], [], [], min(_POLL_INTERVAL, max(0, deadline - time.monotonic())))[0]:
+            continue
         part = ready.read(4096)
         if not part:
             break

@@ -64,7 +64,7 @@ class DockerBackend:
 
     def start(self, run: PlannedRun, *, is_cancelled: Callable[[], bool] | None = None) -> None:
         """Start the containers; return once each has started. Raises UsageError if the run is already running."""
-        plan, spec, detach = run.plan, run.spec, is_cancelled is None
+        plan, spec = run.plan, run.spec
         paths = self._paths(plan.name)
         with translate_os_errors(f"starting the run {plan.name}"):
             lock_fd = spawn.lock(paths)
@@ -72,7 +72,9 @@ class DockerBackend:
                 earlier = self._containers(plan.name)
                 self._write(paths, plan, self._with_free_port(earlier, spec))
                 timeout = supervisor_start_timeout(plan, max(map(grace_of, earlier), default=0))
-                lifeline = spawn.start(paths, plan, spec, lock_fd=lock_fd, detach=detach, supervisor=_SUPERVISOR, timeout=timeout)
+                lifeline = spawn.start(
+                    paths, plan, spec, lock_fd=lock_fd, is_cancelled=is_cancelled, supervisor=_SUPERVISOR, timeout=timeout
+                )
             finally:
                 os.close(lock_fd)
         self._supervised.hold_lifeline(plan.name, lifeline)

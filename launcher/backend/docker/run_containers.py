@@ -20,6 +20,7 @@ from launcher.backend.docker.container_tracker import is_final
 from launcher.backend.docker.engine import ERRORS, Engine, endpoint
 from launcher.backend.docker.event_stream import ContainerEnded, ContainerEvent, EventReader, Inbox, LineWritten
 from launcher.backend.docker.sidecars import Sidecars
+from launcher.errors import StartInterruptedError
 from launcher.plan.models import Plan
 from launcher.runs.paths import RunPaths
 from launcher.runs.progress import integer
@@ -62,12 +63,14 @@ class RunContainers(TaskBackend):
         self._container_ids: dict[str, str] = {}  # by task
         self._directory_lost = False
         self._engine_seen = self._polled_at = time.monotonic()
+        self._is_starting = False
         self._gave_up = False  # since the engine has not answered for too long
 
     def start(self) -> None:
         """Have Compose start every container. Raises LauncherError, and leaves none, if one cannot be started."""
         name = self._plan.name
         containers = start_containers(self._engine, name, self._paths.launcher_dir / COMPOSE_FILE, self._plan.start_timeout)
+        self._is_starting = False
         self._engine.set_timeout(_ANSWER_TIMEOUT)
         self._update_tasks(containers, time.monotonic())
         self._started_ids = frozenset(str(container.id) for container in containers)
@@ -76,14 +79,18 @@ class RunContainers(TaskBackend):
 
     def listen(self, lifeline: int | None) -> None:
         """Listen for signals (SIGHUP is ignored) and for the lifeline, which closes when the launcher in the foreground ends."""
+        self._is_starting = True
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
             signal.signal(number, lambda number, _frame: self.request_stop(number))
         if lifeline is not None:
             threading.Thread(target=self._read_lifeline, args=(lifeline,), name="lifeline", daemon=True).start()
 
     def request_stop(self, number: int | None) -> None:
-        """Take in a signal's number, or None if the launcher is gone."""
+        """Record a signal's number, or None if the launcher is gone. The first signal during the start ends that by StartInterruptedError."""
         self._requests.put(number)
+        if self._is_starting and number not in {None, signal.SIGHUP}:
+            self._is_starting = False  # a later signal must not end the removal of the containers
+            raise StartInterruptedError(self._plan.name)
 
     def _read_lifeline(self, lifeline: int) -> None:
         with contextlib.suppress(OSError):

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from trainer.stacks import ProcessStacks
 
 BACKEND = "local"
+_SUPERVISOR = "launcher.backend.local"
 # Entries of a run's directory that was copied here without `launcher/`, or of a mounted disk: a run may start in a directory with only these.
 _RUN_ENTRIES = frozenset({"checkpoints", "logs", "evaluations.json", "export", "results", "backup", "run.json", "lost+found"})
 
@@ -48,7 +49,7 @@ class LocalBackend(SupervisedRuns):
                     )
                 if is_new:
                     orphans.remove_recreated(paths, started)
-                lifeline = spawn.start(paths, run.plan, run.spec, lock_fd=lock_fd, detach=is_cancelled is None)
+                lifeline = spawn.start(paths, run.plan, run.spec, lock_fd=lock_fd, is_cancelled=is_cancelled, supervisor=_SUPERVISOR)
             finally:
                 os.close(lock_fd)
         self.hold_lifeline(name, lifeline)

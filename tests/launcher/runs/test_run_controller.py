@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from launcher.errors import StartInterruptedError
 from launcher.plan.models import Plan, Resources, RestartRule, Task
 from launcher.runs import run_controller, state_file
 from launcher.runs.paths import RunPaths
@@ -319,18 +320,23 @@ def test_a_start_that_takes_too_long_names_the_tasks_that_wait_and_those_that_re
     golden(run.controller._shutdown.reason)
 
 
-def test_a_run_that_cannot_start_leaves_no_task_and_is_recorded_as_failed(tmp_path: Path, golden: Golden) -> None:
+@pytest.mark.parametrize(
+    "error, state",
+    [(OSError(11, "no more processes"), State.FAILED), (StartInterruptedError("run"), State.STOPPED)],
+    ids=["fails", "is interrupted"],
+)
+def test_a_run_that_cannot_start_leaves_no_task_and_is_recorded(error: Exception, state: State, tmp_path: Path, golden: Golden) -> None:
     run = ScriptedRun(tmp_path, "chief")
 
     def fail() -> None:
         run.tasks["chief"].start()
-        raise OSError(11, "no more processes")
+        raise error
 
     run.backend.start = fail  # type: ignore[method-assign]
-    with pytest.raises(OSError, match="no more"):
+    with pytest.raises(type(error)):
         run.controller.start()
     assert run.tasks["chief"].calls == ["kill"]
     snapshot = state_file.read(run.paths.state)
     assert snapshot is not None
-    assert snapshot.status.state is State.FAILED
+    assert snapshot.status.state is state
     golden(snapshot.status.reason)

@@ -28,7 +28,7 @@ def test_its_children_end_with_it(then: str, tmp_path: Path, monkeypatch: pytest
     plan = Plan("toy", "local", "single", "", (), str(paths.run_dir), 1.0, 1.0, None, ())
     lock = spawn.lock(paths)
     with pytest.raises(LauncherError, match="did not start within 5 s or ended at once"):
-        spawn.start(paths, plan, {}, lock_fd=lock, detach=True, supervisor="waits", timeout=5.0)
+        spawn.start(paths, plan, {}, lock_fd=lock, is_cancelled=None, supervisor="waits", timeout=5.0)
     child = int((paths.run_dir / "child").read_text())
     until("the end of the child", lambda: process_identity.identify(child) is None, seen=lambda: child)
 
@@ -48,14 +48,35 @@ signal.pause()
     paths = RunPaths(tmp_path / "runs" / "toy")
     plan = Plan("toy", "local", "single", "", (), str(paths.run_dir), 1.0, 1.0, None, ())
 
-    def interrupt(ready: FileIO, _timeout: float) -> None:
+    def interrupt(ready: FileIO, *_: object) -> None:
         assert ready.read(1) == b"."
         raise KeyboardInterrupt
 
     monkeypatch.setattr(spawn, "_read_answer", interrupt)
     with pytest.raises(KeyboardInterrupt):
-        spawn.start(paths, plan, {}, lock_fd=spawn.lock(paths), detach=True, supervisor="starts")
+        spawn.start(paths, plan, {}, lock_fd=spawn.lock(paths), is_cancelled=None, supervisor="starts")
     until("the supervisor to be asked to stop", asked.exists, seen=paths.supervisor_log.read_text)
+
+
+@pytest.mark.parametrize("answer", ["", '{"message": "not started", "remedy": "try again"}\n'], ids=["no answer", "an answer"])
+def test_a_start_that_is_cancelled_ends_with_its_supervisor(answer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "starts.py").write_text(f"""
+import os, pathlib, signal, sys
+def stop(number, frame):
+    os.write(int(sys.argv[sys.argv.index("--ready-fd") + 1]), {answer.encode()!r})
+    pathlib.Path(sys.argv[1], "asked").touch()
+    sys.exit()
+signal.signal(signal.SIGTERM, stop)
+pathlib.Path(sys.argv[1], "started").touch()
+signal.pause()
+""")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    paths = RunPaths(tmp_path / "runs" / "toy")
+    plan = Plan("toy", "local", "single", "", (), str(paths.run_dir), 1.0, 1.0, None, ())
+    cancelled = (paths.run_dir / "started").exists
+    with pytest.raises(LauncherError, match="not started" if answer else "the run toy was not started: its start was interrupted"):
+        spawn.start(paths, plan, {}, lock_fd=spawn.lock(paths), is_cancelled=cancelled, supervisor="starts", timeout=5.0)
+    assert (paths.run_dir / "asked").exists()
 
 
 def test_files_with_the_user_s_env_are_private(tmp_path: Path) -> None:
@@ -63,6 +84,6 @@ def test_files_with_the_user_s_env_are_private(tmp_path: Path) -> None:
     plan = Plan("toy", "local", "single", "", (), str(paths.run_dir), 1.0, 1.0, None, ())
     lock = spawn.lock(paths)
     with pytest.raises(LauncherError):
-        spawn.start(paths, plan, {"env": {"TOKEN": "s3cret"}}, lock_fd=lock, detach=True, supervisor="no.such.module")
+        spawn.start(paths, plan, {"env": {"TOKEN": "s3cret"}}, lock_fd=lock, is_cancelled=None, supervisor="no.such.module")
     for file in (paths.plan, paths.spec.with_suffix(".new")):
         assert file.stat().st_mode & 0o077 == 0

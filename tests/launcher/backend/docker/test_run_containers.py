@@ -5,6 +5,8 @@ import math
 import queue
 import signal
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -12,9 +14,11 @@ from typing import Any, cast
 import pytest
 from docker.models.containers import Container
 
+from launcher.backend.docker import run_containers
 from launcher.backend.docker.engine import Engine
 from launcher.backend.docker.event_stream import ContainerEnded, ContainerEvent, LineWritten
 from launcher.backend.docker.run_containers import RunContainers
+from launcher.errors import StartInterruptedError
 from launcher.plan.planner import plan
 from launcher.render import labels
 from launcher.runs import state_file
@@ -55,6 +59,17 @@ class Sidecar(Container):
         """Record a restart, which takes a moment."""
         time.sleep(0.05)
         self.calls.append("restart")
+
+
+@contextmanager
+def handlers_restored() -> Iterator[None]:
+    """Restore this process's signal handlers after a `with` block."""
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)}
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
 
 
 def joined(containers: RunContainers) -> None:
@@ -152,6 +167,28 @@ def test_a_run_that_lost_its_directory_does_not_stop_the_sidecars_of_a_new_run_o
     containers._poll(run)
     containers.close(run)
     assert sidecar.calls == []
+
+
+def test_a_signal_ends_a_start_but_not_the_removal_of_its_containers(containers: RunContainers, monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = []
+
+    def start(*_: object) -> list[Container]:
+        signal.raise_signal(signal.SIGHUP)
+        steps.append("waits for an init container")
+        try:
+            signal.raise_signal(signal.SIGTERM)
+            steps.append("has started")
+        finally:
+            signal.raise_signal(signal.SIGTERM)
+            steps.append("has removed them")
+        return []
+
+    monkeypatch.setattr(run_containers, "start_containers", start)
+    with handlers_restored():
+        containers.listen(None)
+        with pytest.raises(StartInterruptedError):
+            containers.start()
+    assert steps == ["waits for an init container", "has removed them"]
 
 
 class Flood(queue.SimpleQueue[ContainerEvent]):
