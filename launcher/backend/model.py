@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TensorBoardAddress:
-    """The address of TensorBoard; if there is `serve`, call it: it serves TensorBoard there until the process is interrupted."""
+    """TensorBoard's address. If `serve` is set, the caller must call it: it serves TensorBoard until the process is interrupted."""
 
     url: str
     serve: Callable[[], None] | None = None
@@ -41,7 +41,7 @@ class PlannedRun:
 
 
 def spec_of(dumped: dict[str, Any]) -> "ClusterSpec":
-    """Return the spec of its JSON form, which `PlannedRun.spec` is and `Backend.spec` returns.
+    """Parse a stored spec, such as `PlannedRun.spec` or the result of `Backend.spec`.
 
     Raises LauncherError if another version of the launcher has written it, with fields or values that this one does not know.
     """
@@ -72,7 +72,7 @@ class Backend(Protocol):
         """
 
     def status(self, name: str) -> RunStatus:
-        """Return the status of the run. Never blocks on the run itself."""
+        """Return the status of the run. Blocks for at most about ten seconds."""
 
     def spec(self, name: str) -> dict[str, Any] | None:
         """Return the spec of the run's last start, in JSON form; None if it is not known."""
@@ -103,7 +103,7 @@ class Backend(Protocol):
         """
 
     def fetch(self, name: str, artifact: Artifact) -> AbstractContextManager[ArtifactStream]:
-        """Open the run's stored data of one kind for a `with` block. Raises UsageError if there is none."""
+        """Open an artifact of the run for a `with` block. Raises UsageError if there is none."""
 
 
 # Optional protocols, which only some backends implement: check with isinstance.

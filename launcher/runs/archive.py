@@ -1,6 +1,6 @@
 """Directories as tar streams, and a small HTTP server of such streams.
 
-A pod runs the text of this file (launcher/backend/kubernetes/download.py), so it imports only the standard library, and works in any version.
+A pod runs the text of this file (launcher/backend/kubernetes/download.py), so it imports only the standard library, and runs on any Python 3 of an image.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _TRIES = 5  # to list and open files while a running run deletes some, such as o
 
 
 def existing_paths(run_dir: Path, paths: Mapping[str, Sequence[str]]) -> dict[str, str]:
-    """Return for each name in `paths` the first of its candidates that is a file or a directory that is not empty; names without one are left out."""
+    """Map each name in `paths` to its first candidate that is a file or a non-empty directory; omit names that have none."""
     existing: dict[str, str] = {}
     for name, candidates in paths.items():
         for candidate in candidates:
@@ -39,7 +39,7 @@ def existing_paths(run_dir: Path, paths: Mapping[str, Sequence[str]]) -> dict[st
 
 
 class OpenFiles:
-    """The files below a directory, or one file, at its creation. They are held open, so the stream has them even if they are deleted meanwhile.
+    """A snapshot of the files below a directory, or of one file. The first 100 are held open, so the stream has them even if they are deleted meanwhile.
 
     A link at the top is followed; links below stay links. Sockets, pipes and devices are left out. Close it at the end.
 
@@ -66,7 +66,7 @@ class OpenFiles:
         self._open.close()
 
     def stream(self) -> Iterator[bytes]:
-        """Yield the tar file; the first entry is the directory, or the file, itself. Raises OSError if a file has become shorter."""
+        """Yield the tar file; the first entry is the directory, or the file, itself. Raises OSError if a file was deleted or has become shorter."""
         for path, info, file in self._entries:
             if not info.isreg():
                 yield info.tobuf()

@@ -8,7 +8,7 @@ from launcher.errors import UsageError
 
 
 class Artifact(StrEnum):
-    """A kind of stored data."""
+    """A part of a run's stored data."""
 
     MODEL = "model"
     CHECKPOINTS = "checkpoints"
@@ -41,12 +41,12 @@ class ArtifactStream:
 
 
 def still_running_error(run: str, on: str) -> UsageError:
-    """Return the error of a deletion of a run's data while the run is running."""
+    """Return the error for deleting the data of a running run."""
     return UsageError(f"the run {run} is running; its data was not deleted", f"stop it first: launcher down {run} --on {on}")
 
 
 def missing_artifact(run: str, artifact: Artifact, existing: Iterable[str]) -> UsageError:
-    """Return the error of a run that has no data of a kind; `existing`: the kinds of data that it has."""
+    """Return the error for a run without this artifact; `existing`: the artifacts that it has."""
     kinds = ", ".join(sorted(existing))
     remedy = f"it has {kinds}; {_STORED_WHEN[artifact]}" if kinds else _STORED_WHEN[artifact]
     return UsageError(f"{run} has no {artifact} yet", remedy)

@@ -19,7 +19,7 @@ from launcher.runs.paths import KUBERNETES_STATE_DIR
 
 _ROOT = KUBERNETES_STATE_DIR
 _START_FILE = "place.json"
-_IN_CLUSTER = "@"  # stands for the context in a pod, which has no kubeconfig; no quoted name contains this character
+_IN_CLUSTER = "@"  # stands for no name, as of the context in a pod, which has no kubeconfig; no quoted name contains this character
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ def _restore(file: Path, before: dict[str, Any] | None) -> None:
 
 
 def last_started(runs: Path, run: str, context: str | None, namespace: str | None) -> NamespaceRef:
-    """Return the namespace of a run's last start, among those that match the user's `context` and `namespace`; if none does, the user's own."""
+    """Return the namespace of a run's last start, among those that match; else `namespace`, in `context` or else the last start's."""
     _migrate(runs, run)
     known = [ref for _, ref in sorted(_starts(runs, run), key=lambda start: start[0], reverse=True)]
     for ref in known:

@@ -1,4 +1,4 @@
-"""A line of a task's output, from its bytes: the text that is shown, the bytes that are stored, and whether it may be an event. Pure."""
+"""Converts the bytes of an output line into a LogLine: its text as shown, its stored bytes, and whether it may be an event. Pure."""
 
 from launcher.runs.status import LogLine
 from trainer.events import escaped

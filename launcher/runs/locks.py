@@ -1,6 +1,6 @@
-"""One supervisor per run: an advisory lock (flock) that its process holds and that the kernel releases when the process ends.
+"""Advisory locks (flock) on files, which the kernel releases when the holder ends. One keeps a run to one supervisor.
 
-The lock belongs to the open file. The process that starts a supervisor takes the lock and passes the open file on, so the lock is
+A lock belongs to the open file. The process that starts a supervisor takes the lock and passes the open file on, so the lock is
 never free in between.
 """
 
@@ -81,7 +81,7 @@ class HeldLock:
 
 
 def held(path: Path) -> bool:
-    """Return whether a process holds the lock now. A file that is missing or cannot be read is not locked."""
+    """Return whether a process holds the lock now. A file that is missing or cannot be read is not locked. Raises OSError without locks, such as ENOLCK."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:

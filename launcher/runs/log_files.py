@@ -1,7 +1,7 @@
 """A task's log file: writes lines with time stamps, and reads them back.
 
-A line is `<RFC 3339 UTC time with milliseconds> <text>`. The text is a line of output, byte by byte, a part of one longer than LONGEST_LINE,
-or a note of the launcher. Times never decrease within a file, so a time is found by bisection.
+A line is `<RFC 3339 UTC time with milliseconds> <text>`. The text is an unchanged line of output, a part of one longer than LONGEST_LINE,
+or a note by the launcher. Times never decrease within a file, so a time is found by bisection.
 """
 
 import contextlib
@@ -62,7 +62,7 @@ class LogWriter:
         _end_last_line(self._fd)
         self._lines = LineWriter(self._fd, "--- launcher: ")
         self._partial = b""
-        self._in_line = False  # the partial line is the rest of one that was too long
+        self._in_line = False  # the partial line continues one that was cut
         self._latest = _last_time(path)
         self.bytes_fed = 0
 

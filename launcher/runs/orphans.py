@@ -1,4 +1,4 @@
-"""Orphans: processes that a killed supervisor left. They are found by their identity, reported, and cleaned up.
+"""Orphans: processes that a killed supervisor left. They are found by their recorded identity, or by their environment, and ended.
 
 Tasks notice by themselves that their supervisor is gone, save and exit. Orphans are those that have not exited yet, or never do.
 """
@@ -117,7 +117,7 @@ def wait_until_gone(paths: RunPaths, timeout: float) -> str:
 
 
 def remove_recreated(paths: RunPaths, since: float) -> None:
-    """Remove a run's directory that its tasks created again by saving after it was removed, at `since` (seconds since the epoch) or later.
+    """Remove a run's directory if tasks recreated it by saving after its removal at `since` (seconds since the epoch).
 
     Nothing is removed if a file is older than that: then these tasks have not saved it.
     """

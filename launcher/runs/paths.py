@@ -8,8 +8,6 @@ from launcher.errors import LauncherError
 
 # Directories below the runs directory for this machine's files about runs in containers and on clusters. No run can have such a name.
 DOCKER_STATE_DIR, KUBERNETES_STATE_DIR = ".docker", ".kubernetes"
-
-
 _RUN_NAME = re.compile(r"[a-z0-9][a-z0-9-]*\Z")
 
 
@@ -30,7 +28,7 @@ class RunPaths:
         self.state = own / "state.json"  # the supervisor's last state; replaced atomically
         self.lock = own / "lock"  # locked as long as a supervisor lives
         self.supervisor_log = own / "supervisor.log"  # for people
-        self.notified = own / "notified.jsonl"  # the outcomes of messages to people, a line of JSON each
+        self.notified = own / "notified.jsonl"  # the outcomes of messages to people, one JSON object per line
         self.scratch = own / "scratch"  # the directory of servers' stop files
         self.tasks = own / "tasks"  # the directory of the tasks' logs
 

@@ -1,4 +1,4 @@
-"""Identifies processes for certain, and kills whole sessions.
+"""Identifies processes reliably although ids are reused, and kills whole sessions.
 
 A process id is reused once its process is gone, so an identity is the id and the start time: on Linux the boot and
 the start time in clock ticks (proc(5), field 22), elsewhere the lstart of `ps`. Every task leads a
@@ -97,7 +97,7 @@ def tasks_of(run_dir: str) -> list[int]:
 
 
 def send(pid: int, number: int) -> bool:
-    """Send a signal; False if the process is gone."""
+    """Send a signal; False if the process is gone. Raises PermissionError."""
     try:
         os.kill(pid, number)
     except ProcessLookupError:

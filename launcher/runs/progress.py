@@ -12,9 +12,7 @@ from launcher.runs.status import SaveFailure
 from trainer.events import Event
 
 _SAVED = frozenset({"checkpoint", "done", "started", "restarting", "failed"})  # saves, and new processes, which have no failed save yet
-
-
-# A status without a supervisor is read from this number of each task's last lines: enough for its last progress, evaluation and checkpoint.
+# Without a supervisor, a status is derived from this many last lines of each task: enough for its last progress, evaluation and checkpoint.
 STATUS_LINES = 2000
 
 
@@ -39,7 +37,7 @@ class RunProgress:
     evaluated: bool = False
 
     def apply(self, event: Event, *, is_leader: bool) -> None:
-        """Take in one event; `is_leader`: whether the leader wrote it."""
+        """Process one event; `is_leader`: whether the leader wrote it."""
         kind = text(event, "event")
         if kind in {"ready", "progress"}:
             self.ready = True

@@ -37,7 +37,7 @@ def cause_of(event: Event) -> str:
 
 
 def shortened(line: str) -> str:
-    """Return a line for a table, a long one without its middle: the start has the error, the end its reason."""
+    """Return a line for a table, with the middle of a long one cut out: the error is at its start, the reason at its end."""
     if len(line) <= _MAX_LENGTH:
         return line
     end = _MAX_LENGTH // 2
@@ -51,7 +51,7 @@ class StartPhase:
     ready: bool = False
 
     def apply(self, event: Event) -> bool:
-        """Take in the task's own event; return whether the task waits for its peers."""
+        """Process the task's own event; return whether it waits for peers, or for its first step."""
         kind = event["event"]
         if kind in {"started", "ready"}:
             self.ready = kind == "ready"
@@ -88,7 +88,7 @@ class LastError:
         return self.error or self._last
 
     def feed(self, line: str) -> None:
-        """Take in one line of output that is no event."""
+        """Process one line of output that is no event."""
         stripped = line.strip()
         if not stripped or not stripped.strip("^~ "):  # only markers under a line of source
             return
@@ -124,12 +124,12 @@ def meets_restriction(reason: str) -> bool:
 
 
 def reports_kill(event: Event) -> bool:
-    """Return whether by an event `failed` or `restarting` the task's process was killed from outside."""
+    """Return whether a `failed` or `restarting` event reports that the process got SIGKILL."""
     code = integer(event, "process_exit_code")
     return (integer(event, "exit_code") if code is None else code) == SIGKILL
 
 
 def cause_with_output(event: Event, last: LastError) -> str:
-    """Return the cause of an event `failed` or `restarting`; if it has no detail, with the exception in the output before it."""
+    """Return the cause of a `failed` or `restarting` event; without a detail, add the last exception in the output."""
     error = "" if text(event, "detail") or reports_kill(event) else last.error
     return ": ".join(part for part in (cause_of(event), error) if part)

@@ -35,7 +35,8 @@ _BY_CODE: dict[int, RestartDecision] = {
 def decide(code: int, *, restarts_used: int, max_restarts: int, when: RestartWhen = "on_failure") -> RestartDecision:
     """Return the decision about an exit with `code`, after `restarts_used` restarts that count.
 
-    `when` is the role's `restart`; a backend may pass another value for tasks that run under the trainer's parent.
+    `when` is the role's `restart`; a backend may pass another value for tasks that run under the trainer's parent. `always` acts like
+    `on_failure` here: after exit 0 the parent or the engine restarts.
     """
     if when == "exit_code" and 0 < code < SIGNAL_BASE:
         return RestartDecision.FAIL

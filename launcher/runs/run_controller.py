@@ -88,7 +88,7 @@ class ControlledTask(ABC):
 
     @abstractmethod
     def decide(self, code: int) -> RestartDecision:
-        """Return what follows from this exit."""
+        """Return the restart decision for this exit code."""
 
     @abstractmethod
     def prevent_restart(self) -> None:
@@ -100,7 +100,7 @@ class ControlledTask(ABC):
         return False
 
     def decide_by_policy(self, code: int, when: RestartWhen) -> RestartDecision:
-        """Return what follows from this exit by the restart policy; `when`: the exits after which the task is started again."""
+        """Return the decision for this exit code by the restart policy. `always` acts like `on_failure`: after exit 0 the parent or the engine restarts."""
         return restart_policy.decide(code, restarts_used=self.tracker.restarts_used, max_restarts=self.task.restart.max_restarts, when=when)
 
     def restart_later(self, cause: str, *, counts: bool) -> None:
@@ -119,7 +119,7 @@ class ControlledTask(ABC):
 
 @dataclass(frozen=True)
 class RunOutcome:
-    """The end of a run. `stop_requested`: whether it was asked to stop; `lost_at`: the time.time() at which its directory, now removed, was last seen."""
+    """The end of a run. `stop_requested`: it was asked to stop, or its directory was removed; then `lost_at` is when that was last seen (time.time())."""
 
     state: State
     reason: str
@@ -234,7 +234,7 @@ class RunController:
         self._state_writer.changed()
 
     def on_stop_request(self, number: int | None) -> None:
-        """Handle a request to stop: a signal's number, or None if the launcher is gone. SIGHUP is ignored; the launcher handles its own."""
+        """Handle a request to stop: a signal's number, or None if the launcher is gone. SIGHUP is ignored: `up` turns its own into a stop."""
         if number in _STOP_REASONS:
             # The end of the launcher during a stop is no second request.
             repeated = number is not None and time.monotonic() > (self._stop_requested_at or time.monotonic()) + _SAME_STOP_SECONDS

@@ -1,4 +1,4 @@
-"""Corrects run.json once a run has ended: the chief writes it, but cannot write the end if it is killed together with its parent."""
+"""Completes a status from the chief's run.json, and corrects that file if the chief was killed before it could write the end."""
 
 import contextlib
 import dataclasses

@@ -23,7 +23,7 @@ class Stall:
     last_event_at: float | None = None
 
     def apply(self, event: Event) -> None:
-        """Take in an event about the task."""
+        """Process an event about the task."""
         self.last_event_at = number(event, "time") or self.last_event_at
         if event["event"] == "stalled":
             self.since = (self.last_event_at or 0.0) - (number(event, "seconds") or 0.0)
@@ -58,7 +58,7 @@ def stall_causes(status: RunStatus) -> list[TaskStatus]:
 def stall_summary(status: RunStatus) -> str:
     """Return the tasks that hold up a run and their activities, as text; empty if none is stalled.
 
-    If all stalled tasks only wait for peers, the text names the first of them, and the tasks that have written no event since it stalled.
+    If all stalled tasks only wait for peers, the text names the first of them, and the tasks without an event later than 30 s after it stalled.
     """
     causes = stall_causes(status)
     message = "; ".join(f"{task.name} makes {task.reason}" for task in causes)
@@ -73,7 +73,7 @@ def _wrote_no_event_since(task: TaskStatus, waiting: TaskStatus) -> bool:
     return (
         not task.stalled
         and task.state not in ENDED
-        and task.local_step is None
+        and task.local_step is None  # else a worker of parameter_server, whose progress the chief reports
         and task.heard is not None
         and task.heard < since + _EVENT_TIMEOUT
     )

@@ -24,7 +24,7 @@ class Snapshot:
     supervisor: Identity | None = None
     grace_period: float = 30.0
     processes: dict[str, Identity] = field(default_factory=dict)
-    stopping: bool = False  # it was asked to stop
+    stopping: bool = False  # it was asked to stop, or its directory was removed
 
 
 def write(path: Path, snapshot: Snapshot) -> None:

@@ -17,7 +17,7 @@ class State(StrEnum):
     RESTARTING = "restarting"  # waiting out its back-off
     SUCCEEDED = "succeeded"
     FAILED = "failed"
-    STOPPED = "stopped"  # by the user, after a checkpoint
+    STOPPED = "stopped"  # asked to stop, or killed with the run
     INTERRUPTED = "interrupted"  # its supervisor is gone, or its engine did not answer for too long; tasks may continue
     UNKNOWN = "unknown"  # it has ended, and nothing left shows how
 
@@ -63,7 +63,7 @@ class TaskStatus:
 
     @property
     def restart_count(self) -> int:
-        """How many restarts it has had; of many, `restarts` has only the newest."""
+        """The number of restarts, also those older than the ones kept in `restarts`."""
         return self.restarts[-1].attempt if self.restarts else 0
 
 
@@ -147,7 +147,7 @@ class RunStatus:
     data_lost: DataLoss | None = None
     user: str = ""  # the user who started it, if several may
     mine: bool = True  # False if another user is known to have started it
-    attended: bool = True  # False if the work of a watching launcher, such as replacing pods of lost nodes, is done only while one watches
+    attended: bool = True  # False if, for example, pods of lost nodes are replaced only while a launcher watches the run
     notified: tuple[str, ...] = ()  # the outcome of each message to people
     missing: tuple[str, ...] = ()  # objects of the run that were deleted or lost their labels, as their backend names them
 
@@ -163,7 +163,7 @@ class RunStatus:
 
 
 def run_status_of(document: dict[str, Any]) -> RunStatus:
-    """Return the status with these fields, as `dataclasses.asdict` and JSON give them. Raises KeyError, TypeError or ValueError."""
+    """Return the status read from JSON that was written from `dataclasses.asdict`. Raises KeyError, TypeError or ValueError."""
     location = document.get("run_dir")  # older launchers have written a text
     typed = {
         "state": State(document["state"]),

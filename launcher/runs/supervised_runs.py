@@ -54,7 +54,7 @@ class SupervisedRuns:
         return self._status(self._existing(name))
 
     def _status_of_removed_directory(self, paths: RunPaths) -> RunStatus | None:
-        """Return the status of a run whose directory was removed while it ran; None if it is not this process's and has no processes left."""
+        """Return the status of a run whose directory was removed while it ran; None if this process did not start it and none of its processes is left."""
         status = RunStatus(paths.name, self._backend, State.FAILED, run_dir=Location("directory", str(paths.run_dir)), ended=time.time())
         removed = f"{paths.run_dir} was removed while the run ran"
         if is_followed := paths.name in self._lifelines:
@@ -89,7 +89,7 @@ class SupervisedRuns:
         return merged(stored, follow=follow, since=since, tail=tail, ended=lambda: not locks.held(paths.lock))
 
     def stop(self, name: str, *, now: bool = False, report: Callable[[str], object] | None = None) -> dict[str, int]:
-        """Ask every task to save and stop, or kill it if `now`; return when nothing of the run is left. Idempotent."""
+        """Ask every task to save and stop, or kill it if `now`; return when nothing of the run is left. Idempotent. Returns how many orphans were killed."""
         paths = self.paths(name)
         if not self._exists(paths) and orphans.describe_all(paths):
             return _removed(orphans.kill_all(paths))
@@ -146,7 +146,7 @@ class SupervisedRuns:
         return snapshot.status.backend == self._backend if snapshot else state_file.exists(paths.state)
 
     def _exists(self, paths: RunPaths) -> bool:
-        """Return whether a directory has a run, or one that is starting; after a start that was refused it has neither."""
+        """Return whether a run exists or is starting here. A refused start leaves neither."""
         return self._has_run(paths) or locks.held(paths.lock)
 
     def _existing(self, name: str) -> RunPaths:

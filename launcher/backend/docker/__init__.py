@@ -1,1 +1,1 @@
-"""Runs a plan as containers: Compose starts them, a supervisor process a run watches them, the engine starts lost ones again."""
+"""Runs a plan as containers: Compose starts them, one supervisor process per run watches them, the engine starts lost ones again."""

@@ -85,7 +85,7 @@ class DockerBackend:
             return self._engine.containers(name)
 
     def _with_free_port(self, earlier: list[Container], spec: dict[str, Any]) -> dict[str, Any]:
-        """Return the spec, with the next free port for TensorBoard if another program than that of `earlier` containers has the spec's port."""
+        """Return the spec with a port for TensorBoard: its own if that is free, or the run's `earlier` TensorBoard has it, else the next free one."""
         requested = spec.get("tensorboard")
         if not requested or not self._engine.endpoint.is_local:
             return spec
@@ -223,7 +223,7 @@ class DockerBackend:
 
     @contextlib.contextmanager
     def fetch(self, name: str, artifact: Artifact) -> Iterator[ArtifactStream]:
-        """Open the run's stored data of one kind for a `with` block. Raises UsageError if there is none."""
+        """Open an artifact of the run for a `with` block. Raises UsageError if there is none."""
         from launcher.backend.docker import volumes
 
         spec = _known_spec(self._paths(name))
@@ -300,7 +300,7 @@ def _ended(task: TaskStatus, ended: float) -> TaskStatus:
 def supervisor_start_timeout(plan: Plan, earlier_grace: float) -> float:
     """Return the seconds within which the supervisor has to report that the containers have started.
 
-    At least as many as Compose may take, after those of an earlier run have saved, for at most `earlier_grace` seconds.
+    The sum of a margin, the `earlier_grace` in which containers of an earlier run save, and the longest time that Compose may take.
     """
     return _START_MARGIN + earlier_grace + max(plan.start_timeout, COMPOSE_TIMEOUT)
 

@@ -20,7 +20,7 @@ _CLEAR_TIMEOUT = 20.0
 
 
 def start_containers(engine: Engine, run: str, file: Path, timeout: float = 0.0) -> list[Container]:
-    """Have Compose start the services of its file; return the containers. Init containers have `timeout` seconds, but at least ten minutes.
+    """Have Compose start the services of its file; return the containers. Compose may take `timeout` seconds, at least ten minutes.
 
     Remains of an earlier run are stopped and removed first; if they cannot be stopped, they stay. Raises LauncherError if a container
     cannot be started, and then leaves no container and no network of this run, and its volume only if that existed before.
@@ -40,13 +40,14 @@ def start_containers(engine: Engine, run: str, file: Path, timeout: float = 0.0)
                 error.message += _last_line_of_failed(engine.containers(run))
         with contextlib.suppress(*ERRORS):
             _clear(engine, run, file)
+            # After the containers: one that is being created would create its volume again.
             for volume in () if had_data else engine.volumes(run):
                 volume.remove()
         raise
 
 
 def _last_line_of_failed(containers: list[Container]) -> str:
-    """Return `: ` and the last log line of the first container that failed before a task, or nothing; the container is about to be removed."""
+    """Return `: ` and the last log line of the first failed container that a task waited for; empty if none failed."""
     for container in containers:
         if _runs_before_a_task(container) and container.attrs["State"].get("ExitCode"):
             line = container.logs(tail=1).decode("utf-8", "replace").strip()
@@ -61,10 +62,10 @@ def _runs_before_a_task(container: Container) -> bool:
 
 
 def _clear(engine: Engine, run: str, file: Path) -> None:
-    """Remove all objects of the run, also those that the engine is still creating: Compose exits at the first error without waiting for them.
+    """Remove the run's containers and networks, also those that the engine is still creating: Compose exits at the first error without waiting.
 
     The engine reserves a container's name before it creates the container. So once a container of our own has got that name, the service's
-    container is no longer being created. Volumes are removed last, since a container that is being created would create its volume again.
+    container is no longer being created.
     """
     deadline = time.monotonic() + _CLEAR_TIMEOUT
     try:

@@ -25,7 +25,7 @@ _POLL_INTERVAL = 0.5
 
 
 def task_name(container: Container) -> str | None:
-    """Return the task in a container; None if the container has no task, as TensorBoard's."""
+    """Return the task in a container; None for other containers, such as TensorBoard's."""
     name: str | None = container.labels.get(labels.TASK)
     return name
 

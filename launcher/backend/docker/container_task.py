@@ -84,13 +84,13 @@ class ContainerTask(ControlledTask):
         return self._stopped is not None
 
     def update(self, attrs: dict[str, Any], polled_at: float) -> bool:
-        """Take in the container's attributes, empty if there is no container, as polled at that time; return whether its state changed."""
+        """Update from the container's attributes, empty if there is no container, as polled at that time; return whether its state changed."""
         if self._stopped is not None and polled_at >= self._stopped:
             self._engine_may_restart, self._stopping, self._stopped = False, None, None
         return self.tracker.update(attrs.get("State", {}), attrs.get("RestartCount", 0))
 
     def feed(self, line: LogLine) -> Event | None:
-        """Take in one line of output; return its event, if it is one."""
+        """Process one line of output; return its event, if it is one."""
         if not self.tracker.has_parent:
             line = log_line(line.time, line.task, line.raw, has_events=False)
         self.log.feed(line.raw + b"\n")
@@ -130,14 +130,14 @@ class ContainerTask(ControlledTask):
         return self.container_id is None or container.id == self.container_id
 
     def decide(self, code: int) -> RestartDecision:
-        """Return what follows from this exit."""
+        """Return the restart decision for this exit code."""
         if self.tracker.parent_never_started(code):
             return RestartDecision.FAIL
         # The trainer's parent inside the container has already applied the role's `restart`.
         return self.decide_by_policy(code, "on_failure" if self.tracker.has_parent else self.task.restart.when)
 
     def start(self) -> None:
-        """Start its container; if that fails, the start is tried again once a poll shows that the container is not running."""
+        """Start its container; if that fails, it is retried once a poll shows that the container is not running."""
         self._exited_since, self._exit_reported = None, False
         # Until the next poll the last one, which saw the exit, must not count.
         self.tracker.mark_starting()

@@ -36,7 +36,7 @@ class ContainerTracker(TaskTracker):
     hardened_user_image: bool = False  # the image is the user's own, and the container is hardened by the launcher
     container: dict[str, Any] = field(default_factory=dict)
     _parent_starts: int = 0  # how many trainer's parents have reported their start
-    _restart_recorded: bool = False  # the restart that the next parent's start will show is recorded already
+    _restart_recorded: bool = False  # the next `started` event belongs to a restart that is already recorded
     _restart_cause: str | None = None  # why it is to be started again; None once it is
     _engine_restarts: int = 0  # the engine's count, since the container was last started by a call
 
@@ -52,7 +52,7 @@ class ContainerTracker(TaskTracker):
         return 0.0 if began is None or ended is None else max(0.0, ended - began)
 
     def update(self, state: dict[str, Any], restarts: int = 0) -> bool:
-        """Take in the engine's `State` of the container and its count of restarts; return whether the state changed."""
+        """Update from the engine's `State` of the container and its count of restarts; return whether the state changed."""
         changed = state != self.container
         self.container = state
         if self.phase in {"restarting", *EXITED}:
@@ -86,7 +86,7 @@ class ContainerTracker(TaskTracker):
         return super().apply(event, self_reported=self_reported)
 
     def feed(self, line: str) -> Event | None:
-        """Take in one line of output; return its event, if it is one."""
+        """Process one line of output; return its event, if it is one."""
         event = parse(line)
         if event is None:
             self.last_error.feed(line)
@@ -99,7 +99,7 @@ class ContainerTracker(TaskTracker):
         return role_rules.NO_PYTHON if self.parent_never_started(code) else super().exit_reason(code)
 
     def parent_never_started(self, code: int | None) -> bool:
-        """Return whether the image lacks the program of the trainer's parent: the engine's `init` exits so, and no parent ever wrote an event."""
+        """Return whether the image lacks the program of the trainer's parent: `init` exited with 127, and no parent has written an event."""
         return self.has_parent and code == _COMMAND_NOT_FOUND and not self._parent_starts and not self.failure
 
     def remedy(self, state: State) -> str:

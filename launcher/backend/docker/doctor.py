@@ -38,10 +38,10 @@ def examine(request: CheckRequest) -> Iterator[CheckResult]:
 def _image(name: str) -> CheckResult:
     image = images.find(name)
     if image is not None:
-        return ok("image", f"{name} is there, {decimal_size(image.size)}")
+        return ok("image", f"{name}, {decimal_size(image.size)}")
     if images.is_trainer_image(name):
-        return warning("image", f"{name} is not there yet", f"`{images.build_command(name)}` builds it; `up` does so by itself")
-    return warning("image", f"{name} is not there yet", "`up` pulls it; `docker pull` shows whether that works")
+        return warning("image", f"the engine does not have {name} yet", f"`{images.build_command(name)}` builds it; `up` does so by itself")
+    return warning("image", f"the engine does not have {name} yet", "`up` pulls it; `docker pull` shows whether that works")
 
 
 def _fits(spec: ClusterSpec, info: dict[str, object]) -> Iterator[CheckResult]:

@@ -54,7 +54,7 @@ class Endpoint:
 
 
 def endpoint() -> Endpoint:
-    """Return the engine's endpoint. Raises DockerError without the docker command, or with a context that cannot be used."""
+    """Return the engine's endpoint. Raises DockerError if the docker command is missing or its context is unusable."""
     context = json.loads(docker_cli.docker("context", "inspect"))[0]
     host = context["Endpoints"]["docker"]["Host"]
     directory = Path((context.get("Storage") or {}).get("TLSPath") or "", "docker")
@@ -94,7 +94,7 @@ class Engine:
         return self.client.containers.list(all=True, filters={"label": _label(run)}, ignore_removed=True)
 
     def volumes(self, run: str | None = None) -> list[Any]:
-        """Return the volumes of a run, or of all. Raises one of ERRORS."""
+        """Return the volumes of a run, or of all runs. Raises one of ERRORS."""
         return self.client.volumes.list(filters={"label": _label(run)})
 
     def remove(self, run: str) -> dict[str, int]:

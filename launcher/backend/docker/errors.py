@@ -34,7 +34,7 @@ _KNOWN: tuple[tuple[str, str, str], ...] = (
     ),
     (
         r"could not select device driver|unknown or invalid runtime name: nvidia|nvidia-container-cli|failed to discover GPU|CDI device",
-        "the engine has no GPUs to give",
+        "the engine has no GPUs available",
         "install the NVIDIA driver and the NVIDIA Container Toolkit on its machine, or train without: `gpus: 0` in its role",
     ),
     (
@@ -64,12 +64,12 @@ _KNOWN: tuple[tuple[str, str, str], ...] = (
     ),
     (
         r"pull access denied|manifest unknown|manifest for .* not found|no such image|repository does not exist|failed to resolve reference|localhost/v2",
-        "the image is not there",
+        "the image was not found",
         "build it with `launcher image build`, or pull or push the one that the spec names",
     ),
     (
         r"all predefined address pools have been fully subnetted|could not find an available.*address pool",
-        "the engine has no networks left to give",
+        "the engine has no free address range for a network",
         "remove those that nothing uses: `docker network prune`",
     ),
 )

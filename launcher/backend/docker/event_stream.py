@@ -14,8 +14,8 @@ from launcher.backend.docker.engine import ERRORS, Engine
 from launcher.render import labels
 from launcher.runs.status import LogLine
 
-_RETRY_INTERVAL = 0.3  # seconds before the engine is asked again, also for the log of a container that has ended
-_IDLE_INTERVAL = 2.0  # the same after several empty answers: the engine reads the whole log for each of them
+_RETRY_INTERVAL = 0.3  # seconds between two readings of the events, or of a log
+_IDLE_INTERVAL = 2.0  # the same after several empty answers, since each reading makes the engine read the whole log
 # A stream without data for so many seconds is opened again: the connection to a remote engine can be lost without an error, and
 # the client would wait forever.
 _IDLE_TIMEOUT = 30.0

@@ -34,13 +34,13 @@ def _image(spec: ClusterSpec, name: str) -> Iterator[str]:
     image = images.find(name)
     gpu = name == images.GPU_IMAGE
     if image is None and not images.is_trainer_image(name):
-        yield f"image {name} is not there yet: it is pulled now"
+        yield f"pulling the image {name}"
         _pull(name)
     elif image is None:
-        yield f"image {name} is not there yet: it is built now, as `{images.build_command(name)}` does"
+        yield f"building the image {name} (`{images.build_command(name)}`)"
         yield from _build(gpu=gpu)
     elif _is_stale(spec, image):
-        yield f"image {name} is there, of other sources than this launcher's: it is built again, as `{images.build_command(name)}` does"
+        yield f"rebuilding the image {name}, which was built from other sources (`{images.build_command(name)}`)"
         try:
             yield from _build(gpu=gpu, base_image=image.labels.get(images.BASE_IMAGE_LABEL))
         except LauncherError as error:
@@ -70,7 +70,9 @@ def check_directories(spec: ClusterSpec, endpoint: Endpoint) -> None:
     """Raise UsageError if the spec needs directories that are missing here, or that an engine on another machine cannot mount."""
     if endpoint.is_local:
         if missing := next((volume for volume in spec.volumes if volume.path and not Path(volume.path).is_dir()), None):
-            raise UsageError(f"the volume {missing.name} is the directory {missing.path}, which is not there", "create it, or name another")
+            raise UsageError(
+                f"the volume {missing.name} is the directory {missing.path}, which does not exist", "create it, or name another"
+            )
         return
     engine = f"the Docker engine is on another machine ({endpoint.host}), which cannot mount directories of this one"
     if spec.code is not None:

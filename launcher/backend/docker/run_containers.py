@@ -122,7 +122,7 @@ class RunContainers(TaskBackend):
             self.sidecars.stop_all()
 
     def on_directory_lost(self) -> bool:
-        """Tie the run to its containers' ids, since another run of this name may start. Return False: what tasks save stays in the volume."""
+        """Recognise containers by id from now on: another run of this name may start. Return False, so that the tasks may save into the volume."""
         self._directory_lost = True
         for task in self.tasks:
             task.container_id = self._container_ids.get(task.name)
@@ -172,7 +172,7 @@ class RunContainers(TaskBackend):
                     self.event_reader.reopen()
 
     def _update_tasks(self, containers: list[Container], polled_at: float) -> bool:
-        """Take in the engine's list of the containers of runs with this name; return whether a task has changed."""
+        """Update from the engine's list of the containers of runs with this name; return whether a task has changed."""
         self._engine_seen = time.monotonic()
         if self._directory_lost:
             containers = [container for container in containers if container.id in self._started_ids]

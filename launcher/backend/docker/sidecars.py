@@ -29,7 +29,7 @@ class Sidecars:
         self._threads: dict[str, threading.Thread] = {}  # by container
 
     def update(self, containers: Iterable[Container]) -> None:
-        """Take in the engine's list of the run's containers."""
+        """Update from the engine's list of the run's containers."""
         self._by_task = {}
         for container in containers:
             if task := container.labels.get(labels.SIDECAR_OF):

@@ -40,7 +40,7 @@ def rename(engine: Engine, name: str, new_name: str, spec: ClusterSpec | None) -
     image = images.spec_image(spec) if spec is not None else images.DEFAULT_IMAGE
     if images.find(image) is None:
         raise LauncherError(
-            f"the image {image} is not there; the old run's data is copied by a container of it", images.build_command(image)
+            f"the engine does not have the image {image}; the old run's data is copied by a container of it", images.build_command(image)
         )
     new = volume_of(new_name)
     try:
@@ -56,7 +56,7 @@ def rename(engine: Engine, name: str, new_name: str, spec: ClusterSpec | None) -
 
 @contextlib.contextmanager
 def opened(engine: Engine, name: str, artifact: Artifact, spec: ClusterSpec | None) -> Iterator[ArtifactStream]:
-    """Open the data of one kind in a run's volume for a `with` block, as the engine sends it. Raises UsageError, or one of engine.ERRORS.
+    """Open an artifact in a run's volume for a `with` block, as the engine sends it. Raises UsageError, or one of engine.ERRORS.
 
     The engine reads volumes through a container, which need not run: so any image will do.
     """
@@ -126,7 +126,7 @@ def _any_image(engine: Engine, spec: ClusterSpec | None) -> str:
     for image in engine.client.images.list():
         return str(image.id)
     raise LauncherError(
-        f"neither the image {preferred} nor any other is there; the volume is read through a container", images.build_command(preferred)
+        f"the engine has no image, and reading the volume needs a container of one ({preferred})", images.build_command(preferred)
     )
 
 

@@ -1,1 +1,1 @@
-"""Runs a plan as processes on this machine: a supervisor process a run, files for all that it knows."""
+"""Runs a plan as processes of this machine: one supervisor process per run, which keeps its state in files."""

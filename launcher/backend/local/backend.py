@@ -77,7 +77,7 @@ class LocalBackend(SupervisedRuns):
 
     @contextlib.contextmanager
     def fetch(self, name: str, artifact: Artifact) -> Iterator[ArtifactStream]:
-        """Open the run's stored data of one kind for a `with` block. Raises UsageError if there is none."""
+        """Open an artifact of the run for a `with` block. Raises UsageError if there is none."""
         paths = self._existing(name)
         with translate_os_errors(f"reading the {artifact} of {name}"):
             existing = archive.existing_paths(paths.run_dir, ARTIFACT_DIRECTORIES)

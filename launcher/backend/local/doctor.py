@@ -19,7 +19,7 @@ _MIN_DISK = 1_000_000_000  # bytes for checkpoints and logs
 
 
 def examine(request: CheckRequest) -> Iterator[CheckResult]:
-    """Yield the results of the checks, in the order in which a run needs what they check."""
+    """Yield the results of the checks: Python, packages, processors, disk."""
     yield ok("python", f"{sys.version.split()[0]} at {sys.executable}")
     yield from _packages(request)
     yield from _processors(request)

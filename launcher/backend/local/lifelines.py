@@ -20,7 +20,7 @@ class Lifelines:
         return self._pipes[self._group_index(task)][0]
 
     def inherited_by(self, task: str) -> tuple[int, ...]:
-        """Return the write ends that the task holds, too: that of the next group."""
+        """Return the write end of the next group's pipe, which the task inherits; empty for the last group."""
         return tuple(writing for _, writing in self._pipes[self._group_index(task) + 1 :][:1])
 
     def _group_index(self, task: str) -> int:

@@ -22,7 +22,7 @@ from trainer.events import EVENT_PREFIX, Event, parse
 from trainer.exit_codes import ExitCode, exit_code_of
 
 _READ_SIZE = 64 * 1024
-# The most bytes that are read from the pipe once a task has ended: more than the capacity of the largest pipe that a user may have.
+# The most bytes that are read from the pipe once a task has ended: the capacity of the largest pipe that a user may have.
 _MAX_DRAIN = 1024 * 1024
 _KILL_INTERVAL = 5.0
 _SIGNAL_REASONS = {137: "killed by SIGKILL (out of memory?)", 143: "asked to stop from outside"}
@@ -155,7 +155,7 @@ class ProcessTask(ControlledTask):
             process_identity.kill_session(self._process.pid)
 
     def decide(self, code: int) -> RestartDecision:
-        """Return what follows from this exit; code 75 is always the parent's, never the program's."""
+        """Return the restart decision for this exit code; 75 is always the parent's, never the program's."""
         return self.decide_by_policy(code, "on_failure" if code == ExitCode.PEER_LOST else self.task.restart.when)
 
     def prevent_restart(self) -> None:

@@ -54,12 +54,12 @@ def test_up_builds_a_missing_image_and_one_of_other_sources_and_says_so(image: B
 
     with cleaned(name, tmp_path / "runs"):
         try:
-            assert f"image {other_image} is not there yet: it is built now, as `launcher image build` does" in up()
+            assert f"building the image {other_image} (`launcher image build`)" in up()
             built = inspected(other_image)
             assert built["Config"]["Labels"]["org.opencontainers.image.version"] == f"0.0.{name}"
             # The same layers with a label of other sources.
             docker("build", "--tag", other_image, "-", stdin=f"FROM {other_image}\nLABEL {images.SOURCE_DIGEST_LABEL}=other\n", timeout=300)
-            assert f"{other_image} is there, of other sources than this launcher's: it is built again" in up("--fresh")
+            assert f"rebuilding the image {other_image}, which was built from other sources" in up("--fresh")
             assert inspected(other_image)["Config"]["Labels"][images.SOURCE_DIGEST_LABEL] == source_digest()
             assert layers(inspected(other_image)) == layers(built)
         finally:

@@ -75,7 +75,7 @@ def test_a_taken_port_without_a_next_one_is_refused(tmp_path: Path) -> None:
 def test_gpus_on_an_engine_without_any_are_refused(cluster: dict[str, Any], image: Built, tmp_path: Path) -> None:
     if "nvidia" in docker("info", "--format", "{{json .Runtimes}}"):
         pytest.skip("this engine has the nvidia runtime")
-    assert_refused(spec(tmp_path, image=image.name, **cluster), "no GPUs to give: .*nvidia", "NVIDIA Container Toolkit")
+    assert_refused(spec(tmp_path, image=image.name, **cluster), "no GPUs available: .*nvidia", "NVIDIA Container Toolkit")
 
 
 def test_more_cores_than_the_machine_has_are_refused(tmp_path: Path) -> None:

@@ -35,11 +35,11 @@ EXPECTED = {
     "plugin": ("no Compose plugin", "docker compose version"),
     "fewer gpus": ("more GPUs than", "`gpus` of a role"),
     "plugin, by a flag": ("no Compose plugin", "docker compose version"),
-    "image": ("the image is not there", "launcher image build"),
+    "image": ("the image was not found", "launcher image build"),
     "cpus": ("more cores", "`cpu` of its role"),
     "sysctl": ("cannot set net.ipv4.tcp_retries2", "Linux 4.6"),
     "bind": ("does not find a directory of the spec", "train.data"),
-    "networks": ("no networks left", "docker network prune"),
+    "networks": ("no free address range", "docker network prune"),
     "init": ("an init container ended with an error", "`init_containers`"),
     "engine": ("does not answer", "docker info"),
 }
