@@ -26,7 +26,7 @@ class TensorBoardAddress:
 
 @dataclass(frozen=True)
 class ClusterRef:
-    """A cluster's context and a namespace, for a backend that has several. None means where the run was last started, else the user's default."""
+    """The context and namespace that the user named, for a backend that has several; None: where the run was last started, else the default."""
 
     context: str | None = None
     namespace: str | None = None

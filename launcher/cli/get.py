@@ -18,7 +18,7 @@ from launcher.cli.run_lookup import DEFAULT_RUNS, relative_path
 from launcher.cli.unpacking import Unpacked
 from launcher.errors import UsageError
 from launcher.files import read_json
-from launcher.runs.artifacts import Artifact, ArtifactStream, missing_artifact
+from launcher.runs.artifacts import Artifact, ArtifactStream, missing_artifact_error
 
 EXAMPLES = (
     ("launcher get mnist", "the exported model, into ./mnist-model"),
@@ -63,7 +63,7 @@ def get(
             "have the program write files there, or copy the links' targets yourself",
         )
     if not unpacked.files:
-        raise missing_artifact(run, what, ())
+        raise missing_artifact_error(run, what, ())
     if as_json:
         facts = {"name": run, "what": what, "path": str(directory), "origin": origin, "files": unpacked.files, "bytes": unpacked.size}
         print(json.dumps({**facts, "left_out": unpacked.left_out, "seconds": round(time.monotonic() - began, 3)}))

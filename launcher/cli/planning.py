@@ -36,12 +36,12 @@ def plan_for_cluster(
     """
     if not in_namespaces(target):
         return *plan_file(file, set_options, target, runs), cluster
-    from launcher.runs import cluster_cache
+    from launcher.runs import cluster_state
 
     cluster = resolve_cluster_ref(target, cluster)
     spec, plan = plan_file(file, _in_namespace(set_options, cluster.namespace), target, runs)
     if spec.kubernetes.namespace is None:
-        last = cluster_cache.last_started(runs, spec.name, cluster.context, None)
+        last = cluster_state.last_started(runs, spec.name, cluster.context, None)
         if last.is_explicit:
             spec, plan = plan_file(file, _in_namespace(set_options, last.namespace), target, runs)
     return spec, plan, ClusterRef(cluster.context, spec.kubernetes.namespace)

@@ -45,7 +45,7 @@ def still_running_error(run: str, on: str) -> UsageError:
     return UsageError(f"the run {run} is running; its data was not deleted", f"stop it first: launcher down {run} --on {on}")
 
 
-def missing_artifact(run: str, artifact: Artifact, existing: Iterable[str]) -> UsageError:
+def missing_artifact_error(run: str, artifact: Artifact, existing: Iterable[str]) -> UsageError:
     """Return the error for a run without this artifact; `existing`: the artifacts that it has."""
     kinds = ", ".join(sorted(existing))
     remedy = f"it has {kinds}; {_STORED_WHEN[artifact]}" if kinds else _STORED_WHEN[artifact]

@@ -11,7 +11,9 @@ from typing import Any
 from launcher.runs.status import SaveFailure
 from trainer.events import Event
 
-_SAVED = frozenset({"checkpoint", "done", "started", "restarting", "failed"})  # saves, and new processes, which have no failed save yet
+_ENDS_SAVE_FAILURE = frozenset(
+    {"checkpoint", "done", "started", "restarting", "failed"}
+)  # saves, and new processes, which have no failed save yet
 # Without a supervisor, a status is derived from this many last lines of each task: enough for its last progress, evaluation and checkpoint.
 STATUS_LINES = 2000
 
@@ -42,7 +44,7 @@ class RunProgress:
         if kind in {"ready", "progress"}:
             self.ready = True
         if is_leader:
-            self._take_saves(event, kind)
+            self._apply_save_event(event, kind)
         if kind == "evaluated":
             self.metrics, self.evaluated = numbers(event, "metrics"), True
             self.evaluated_step = integer(event, "step")
@@ -51,11 +53,11 @@ class RunProgress:
         elif not is_leader:
             return
         elif kind == "progress":
-            self._advance(event)
+            self._apply_progress(event)
         elif kind == "restored":
             self.step = integer(event, "step")
         elif kind == "checkpoint":
-            self._take_checkpoint(event)
+            self._apply_checkpoint(event)
         elif kind == "done":
             self.step = integer(event, "step") or self.step
             self.metrics = numbers(event, "metrics") or self.metrics
@@ -87,26 +89,26 @@ class RunProgress:
             return None
         return max(0, self.steps - self.step) * self.seconds_per_step
 
-    def _take_checkpoint(self, event: Event) -> None:
+    def _apply_checkpoint(self, event: Event) -> None:
         path = event.get("path")
         self.checkpoint, self.checkpoint_step = path if isinstance(path, str) else None, integer(event, "step")
         if self.step is not None:  # the save at a stop includes steps that no progress event has reported
             self.step = max(self.step, self.checkpoint_step or 0)
 
-    def _take_saves(self, event: Event, kind: str) -> None:
+    def _apply_save_event(self, event: Event, kind: str) -> None:
         if kind == "save_failed":
             at, seconds, timeout = (number(event, key) for key in ("time", "seconds", "timeout"))
             since = None if at is None or seconds is None else at - seconds
             until = None if since is None or timeout is None else since + timeout
             step, size, free, saved = (integer(event, key) for key in ("step", "size", "free", "saved"))
             self.save_failed = SaveFailure(text(event, "path"), text(event, "cause"), step, size, free, saved, since, until)
-        elif kind in _SAVED:
+        elif kind in _ENDS_SAVE_FAILURE:
             self.save_failed = None
 
-    def _advance(self, event: Event) -> None:
+    def _apply_progress(self, event: Event) -> None:
         self.step = integer(event, "step")
         self.steps = integer(event, "steps")
-        self.loss = _number(event["loss"]) if "loss" in event else None
+        self.loss = _number_or_nan(event["loss"]) if "loss" in event else None
         self.examples_per_second = number(event, "examples_per_second")
         self.seconds_per_step = number(event, "seconds_per_step")
         self.training_metrics = numbers(event, "metrics")
@@ -148,7 +150,7 @@ def numbers(event: Event, key: str) -> dict[str, float]:
     value = event.get(key)
     if not isinstance(value, dict):
         return {}
-    return {name: finite for name, item in value.items() if (finite := _number(item)) is not None}
+    return {name: finite for name, item in value.items() if (finite := _number_or_nan(item)) is not None}
 
 
 def text(event: Event, key: str) -> str:
@@ -157,7 +159,7 @@ def text(event: Event, key: str) -> str:
     return value if isinstance(value, str) else ""
 
 
-def _number(value: object) -> float | None:
+def _number_or_nan(value: object) -> float | None:
     return math.nan if value is None else _finite(value)
 
 

@@ -105,7 +105,7 @@ class LastError:
             self._error, self._unfinished = f"{self._error} {stripped}", False
 
 
-def out_of_memory(task: str, *, limited: bool) -> str:
+def out_of_memory_remedy(task: str, *, limited: bool) -> str:
     """Return the remedy for a task that was killed, probably out of memory; `limited`: whether its role's `memory` limits it here."""
     memory = f"roles.{task.partition('-')[0]}.memory"
     if limited:
@@ -118,7 +118,7 @@ def with_remedy(reason: str, remedy: str) -> str:
     return f"{reason}; {remedy}" if remedy else reason
 
 
-def meets_restriction(reason: str) -> bool:
+def blocked_by_hardening(reason: str) -> bool:
     """Return whether a program probably ended because of a restriction of its hardened container."""
     return _RESTRICTED.search(reason) is not None
 

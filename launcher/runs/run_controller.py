@@ -180,7 +180,7 @@ class RunController:
         self._notifier = SupervisorNotifier(plan.notify, paths.notified, plan.spec_dir)
         self._lock = locks.HeldLock(paths.lock)
         self._directory_seen, self._directory_lost = self._started, False
-        self._host, self._self = socket.gethostname(), process_identity.identify(os.getpid())
+        self._host, self._identity = socket.gethostname(), process_identity.identify(os.getpid())
 
     def start(self) -> None:
         """Start every task. Raises LauncherError or OSError, and leaves no task, if one cannot be started."""
@@ -209,7 +209,7 @@ class RunController:
         self._backend.close(self)
         shutdown = self._shutdown = self._shutdown or Shutdown(State.FAILED, "no task was left")
         for task in self._tasks.values():
-            self._mark_ended(task, shutdown)
+            self._record_final_state(task, shutdown)
         if shutdown.state is State.STOPPED:
             # A stopped command counts as succeeded only if all of its tasks exit 0.
             required = self._plan.required_tasks if self._runs_built_in_trainer else tuple(self._tasks)
@@ -264,7 +264,7 @@ class RunController:
         log_message(f"{task.name} ended: exit code {code}")
         self._state_writer.changed()
         if self._shutdown:
-            self._mark_ended(task, self._shutdown)
+            self._record_final_state(task, self._shutdown)
         elif self._is_surplus(task):
             done = code == ExitCode.DONE
             reason = "its container was removed" if code is None else task.tracker.exit_reason(code)
@@ -418,7 +418,7 @@ class RunController:
                 task = self._tasks[name]
                 task.stop_at = time.monotonic() + (_EXIT_TIMEOUT if task.tracker.outcome else 0.0)
 
-    def _mark_ended(self, task: ControlledTask, shutdown: Shutdown) -> None:
+    def _record_final_state(self, task: ControlledTask, shutdown: Shutdown) -> None:
         """Record the final state of a task in a run that ends."""
         if task.tracker.outcome is not None or shutdown.state is State.INTERRUPTED:
             return
@@ -490,7 +490,7 @@ class RunController:
 
     def _snapshot(self) -> Snapshot:
         grace = self._plan.grace_period + self._backend.extra_stop_seconds
-        return Snapshot(self._status(), self._host, self._self, grace, self._backend.processes(), self._stop_requested_at is not None)
+        return Snapshot(self._status(), self._host, self._identity, grace, self._backend.processes(), self._stop_requested_at is not None)
 
 
 def _due(at: float | None, now: float) -> bool:

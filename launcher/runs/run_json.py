@@ -13,22 +13,16 @@ from launcher.runs.status import RunStatus, State
 
 # State of the run -> states in run.json that are outdated or incomplete then.
 _OUTDATED = {State.FAILED: ("running", "stopped"), State.STOPPED: ("running",)}
-# Field of RunStatus -> its name in run.json and its type there.
-_FIELDS: dict[str, tuple[str, type]] = {
-    "step": ("step", int),
-    "steps": ("steps", int),
-    "metrics": ("metrics", dict),
-    "checkpoint": ("checkpoint", str),
-    "ended_early": ("ended_early", str),
-}
+# Field of RunStatus and of run.json -> its type there.
+_FIELDS: dict[str, type] = {"step": int, "steps": int, "metrics": dict, "checkpoint": str, "ended_early": str}
 
 
-def merged(status: RunStatus, facts: Mapping[str, Any], *, newer: bool) -> RunStatus:
+def merged(status: RunStatus, record: Mapping[str, Any], *, newer: bool) -> RunStatus:
     """Return a status merged with run.json: with all its fields if it is `newer`, else only with those that the status lacks. Pure."""
     changes: dict[str, Any] = {
-        field: facts[key]
-        for field, (key, kind) in _FIELDS.items()
-        if isinstance(facts.get(key), kind) and (newer or not getattr(status, field))
+        field: record[field]
+        for field, kind in _FIELDS.items()
+        if isinstance(record.get(field), kind) and (newer or not getattr(status, field))
     }
     if "metrics" in changes:  # the chief records only those of evaluations
         changes["metrics_of"] = "evaluation"
@@ -40,8 +34,8 @@ def merged(status: RunStatus, facts: Mapping[str, Any], *, newer: bool) -> RunSt
 
 def record_outcome(paths: RunPaths, outcome: State, reason: str) -> None:
     """Write the run's outcome and its reason into run.json if that is outdated. No task may be running any more."""
-    facts = files.read_json(paths.run_json)
-    if facts is None or facts.get("state") not in _OUTDATED.get(outcome, ()):
+    record = files.read_json(paths.run_json)
+    if record is None or record.get("state") not in _OUTDATED.get(outcome, ()):
         return
     with contextlib.suppress(OSError):  # state.json has the outcome, too
-        state_file.write_json(paths.run_json, facts | {"state": str(outcome), "reason": reason, "updated": time.time()})
+        state_file.write_json(paths.run_json, record | {"state": str(outcome), "reason": reason, "updated": time.time()})

@@ -179,7 +179,7 @@ class SupervisedRuns:
         if not has_supervisor and status.state not in ENDED:
             status = orphans.interrupted(paths, snapshot)
         notified = delivery.read_outcomes(paths.notified)
-        return _with_summary(dataclasses.replace(status, name=paths.name, notified=notified), paths)
+        return _with_run_json(dataclasses.replace(status, name=paths.name, notified=notified), paths)
 
     def _close_lifeline(self, name: str) -> None:
         fd = self._lifelines.pop(name, None)
@@ -211,9 +211,9 @@ def _removed(processes: int) -> dict[str, int]:
     return {"process": processes} if processes else {}
 
 
-def _with_summary(status: RunStatus, paths: RunPaths) -> RunStatus:
+def _with_run_json(status: RunStatus, paths: RunPaths) -> RunStatus:
     """Fill in fields that events did not set from the chief's run.json, which for an interrupted run is newer than the events."""
-    facts = files.read_json(paths.run_json)
-    if facts is None or status.state == State.PENDING:
+    record = files.read_json(paths.run_json)
+    if record is None or status.state == State.PENDING:
         return status
-    return run_json.merged(status, facts, newer=status.state == State.INTERRUPTED)
+    return run_json.merged(status, record, newer=status.state == State.INTERRUPTED)

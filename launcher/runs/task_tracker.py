@@ -5,13 +5,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from launcher.runs.progress import TaskProgress, integer, number
-from launcher.runs.reasons import LastError, StartPhase, cause_with_output, out_of_memory, reports_kill, waiting_reason
+from launcher.runs.reasons import LastError, StartPhase, cause_with_output, out_of_memory_remedy, reports_kill, waiting_reason
 from launcher.runs.stalled_tasks import Stall
 from launcher.runs.status import EndedAttempt, State, TaskStatus
 from trainer.events import Event
 from trainer.exit_codes import SIGKILL, ExitCode, describe
 
-_MAX_RESTARTS = 500  # that are remembered: a task with `restart: always` has no limit of them, and each is written to the state file
+_HISTORY_LENGTH = 500  # that are remembered: a task with `restart: always` has no limit of them, and each is written to the state file
 _SIGNAL_CODES = frozenset({SIGKILL, ExitCode.STOPPED})
 
 
@@ -118,7 +118,7 @@ class TaskTracker:
     def remedy(self, state: State) -> str:
         """Return the remedy for the task in that state; empty if none is known."""
         killed = self.killed or self.code == SIGKILL
-        return out_of_memory(self.name, limited=self.limited_memory) if killed and state is State.FAILED else ""
+        return out_of_memory_remedy(self.name, limited=self.limited_memory) if killed and state is State.FAILED else ""
 
     def status(self) -> TaskStatus:
         """Return the task's status."""
@@ -146,7 +146,7 @@ class TaskTracker:
 
     def _add_restart(self, at: float, exit_code: int | None, cause: str) -> None:
         self.restarts.append(EndedAttempt(at, self.attempt, exit_code, cause))
-        del self.restarts[:-_MAX_RESTARTS]
+        del self.restarts[:-_HISTORY_LENGTH]
 
     def _apply_restart_in_place(self, event: Event) -> None:
         cause = cause_with_output(event, self.last_error)

@@ -27,7 +27,7 @@ from launcher.plan.models import Plan
 from launcher.plan.plan_json import from_document
 from launcher.render import labels
 from launcher.runs import locks, ports, process_identity, spawn, state_file
-from launcher.runs.artifacts import Artifact, ArtifactStream, missing_artifact, still_running_error
+from launcher.runs.artifacts import Artifact, ArtifactStream, missing_artifact_error, still_running_error
 from launcher.runs.os_errors import translate_os_errors
 from launcher.runs.paths import DOCKER_STATE_DIR, RunPaths
 from launcher.runs.reasons import ASKED_TO_STOP, ASKED_TO_STOP_AT_ONCE, killed_task_messages
@@ -230,7 +230,7 @@ class DockerBackend:
         with translate_errors(f"reading the {artifact} of {name}"):
             if not self._engine.volumes(name):
                 self.status(name)  # raises UsageError if there is no such run
-                raise missing_artifact(name, artifact, ())
+                raise missing_artifact_error(name, artifact, ())
             with volumes.opened(self._engine, name, artifact, spec) as opened:
                 yield opened
 

@@ -45,20 +45,20 @@ class ContainerTask(ControlledTask):
         super().__init__(task, log, tracker)
         self.container_id: str | None = None  # set once another run may have replaced this one, with containers of the same names
         self._engine, self._run = engine, run
-        self._exited_since: float | None = None
+        self._exited_at: float | None = None
         self._exit_reported = False
         self._engine_may_restart = True
-        self._stopping: threading.Thread | None = None
-        self._stopped: float | None = None  # when the engine reported the stop
+        self._stop_thread: threading.Thread | None = None
+        self._stopped_at: float | None = None  # when the engine reported the stop
 
     @property
     def running(self) -> bool:
         """Whether its container runs, by the last poll; while a stop is in progress, always."""
-        return not self._has_exited or self._stopping is not None
+        return not self._has_exited or self._stop_thread is not None
 
     @property
     def _has_exited(self) -> bool:
-        return self.tracker.phase in {*EXITED, "gone"}
+        return self.tracker.engine_status in {*EXITED, "gone"}
 
     @property
     def ran_for(self) -> float:
@@ -81,12 +81,12 @@ class ContainerTask(ControlledTask):
     @property
     def stop_completed(self) -> bool:
         """Whether the engine has stopped it since the last update."""
-        return self._stopped is not None
+        return self._stopped_at is not None
 
     def update(self, attrs: dict[str, Any], polled_at: float) -> bool:
         """Update from the container's attributes, empty if there is no container, as polled at that time; return whether its state changed."""
-        if self._stopped is not None and polled_at >= self._stopped:
-            self._engine_may_restart, self._stopping, self._stopped = False, None, None
+        if self._stopped_at is not None and polled_at >= self._stopped_at:
+            self._engine_may_restart, self._stop_thread, self._stopped_at = False, None, None
         return self.tracker.update(attrs.get("State", {}), attrs.get("RestartCount", 0))
 
     def feed(self, line: LogLine) -> Event | None:
@@ -100,18 +100,18 @@ class ContainerTask(ControlledTask):
         """Return the seconds since its exit; None while it runs, or if the last poll failed (not `seen`)."""
         if not seen or not self._has_exited:
             # A failed poll does not forget that the exit was reported.
-            self._exited_since, self._exit_reported = None, self._exit_reported and not seen
+            self._exited_at, self._exit_reported = None, self._exit_reported and not seen
             return None
-        self._exited_since = self._exited_since or time.monotonic()
-        return time.monotonic() - self._exited_since
+        self._exited_at = self._exited_at or time.monotonic()
+        return time.monotonic() - self._exited_at
 
     @property
     def exit_code(self) -> int | None:
         """The container's exit code; None if it was removed."""
-        return None if self.tracker.phase == "gone" else self.tracker.code
+        return None if self.tracker.engine_status == "gone" else self.tracker.code
 
-    def should_report_exit(self, exited_for: float) -> bool:
-        """Return True once per exit, when the engine is sure not to start it again by itself."""
+    def claim_exit_report(self, exited_for: float) -> bool:
+        """Return True once per exit, when the engine is sure not to start it again by itself: the caller then reports the exit."""
         is_done = self.exit_code == ExitCode.DONE and (self.tracker.has_parent or self.task.restart.when != "always")
         if self._exit_reported or not (is_done or exited_for >= ENGINE_RESTART_TIMEOUT):
             return False
@@ -138,7 +138,7 @@ class ContainerTask(ControlledTask):
 
     def start(self) -> None:
         """Start its container; if that fails, it is retried once a poll shows that the container is not running."""
-        self._exited_since, self._exit_reported = None, False
+        self._exited_at, self._exit_reported = None, False
         # Until the next poll the last one, which saw the exit, must not count.
         self.tracker.mark_starting()
         with self._logging_errors("starting"):
@@ -164,10 +164,10 @@ class ContainerTask(ControlledTask):
         """Have the engine stop it, on a thread, and kill it after `grace` seconds. The request is repeated until it succeeds."""
         self.stop_at = time.monotonic() + _RETRY_INTERVAL
         self.restart_at = None
-        if self._stopping is None or not self._stopping.is_alive():
-            self._stopped = None
-            self._stopping = threading.Thread(target=self._stop, args=(round(grace),), name=f"stop {self.name}", daemon=True)
-            self._stopping.start()
+        if self._stop_thread is None or not self._stop_thread.is_alive():
+            self._stopped_at = None
+            self._stop_thread = threading.Thread(target=self._stop, args=(round(grace),), name=f"stop {self.name}", daemon=True)
+            self._stop_thread.start()
 
     def _stop(self, grace: int) -> None:
         try:
@@ -178,7 +178,7 @@ class ContainerTask(ControlledTask):
             log_message(f"stopping {self.name} failed, and is tried again: {error}")
             return
         self.stop_at = None
-        self._stopped = time.monotonic()
+        self._stopped_at = time.monotonic()
 
     @contextlib.contextmanager
     def _logging_errors(self, action: str) -> Iterator[None]:

@@ -8,7 +8,7 @@ from typing import Any
 from launcher import timestamps
 from launcher.plan import role_rules
 from launcher.runs.progress import integer, number
-from launcher.runs.reasons import RESTRICTION_REMEDY, meets_restriction
+from launcher.runs.reasons import RESTRICTION_REMEDY, blocked_by_hardening
 from launcher.runs.status import State, TaskStatus
 from launcher.runs.task_tracker import TaskTracker
 from trainer.events import Event, parse
@@ -27,35 +27,35 @@ def is_final(code: int) -> bool:
 
 @dataclass
 class ContainerTracker(TaskTracker):
-    """The state of one task. `container` is the container's `State` as the engine reports it, empty before the first update.
+    """The state of one task. `engine_state` is the container's `State` as the engine reports it, empty before the first update.
 
     A container without a trainer writes no events: its restarts are known only from the engine's count.
     """
 
     has_parent: bool = True
     hardened_user_image: bool = False  # the image is the user's own, and the container is hardened by the launcher
-    container: dict[str, Any] = field(default_factory=dict)
+    engine_state: dict[str, Any] = field(default_factory=dict)
     _parent_starts: int = 0  # how many trainer's parents have reported their start
     _restart_recorded: bool = False  # the next `started` event belongs to a restart that is already recorded
     _restart_cause: str | None = None  # why it is to be started again; None once it is
     _engine_restarts: int = 0  # the engine's count, since the container was last started by a call
 
     @property
-    def phase(self) -> str:
+    def engine_status(self) -> str:
         """The engine's status of the container: created, running, paused, restarting, exited or dead; `gone` without a container."""
-        return str(self.container.get("Status", "gone"))
+        return str(self.engine_state.get("Status", "gone"))
 
     @property
     def ran_for(self) -> float:
         """Seconds that the container's last run took; 0 if it never ended."""
-        began, ended = (timestamps.parse_rfc3339(self.container.get(key)) for key in ("StartedAt", "FinishedAt"))
+        began, ended = (timestamps.parse_rfc3339(self.engine_state.get(key)) for key in ("StartedAt", "FinishedAt"))
         return 0.0 if began is None or ended is None else max(0.0, ended - began)
 
     def update(self, state: dict[str, Any], restarts: int = 0) -> bool:
         """Update from the engine's `State` of the container and its count of restarts; return whether the state changed."""
-        changed = state != self.container
-        self.container = state
-        if self.phase in {"restarting", *EXITED}:
+        changed = state != self.engine_state
+        self.engine_state = state
+        if self.engine_status in {"restarting", *EXITED}:
             self.code = int(state.get("ExitCode", 0))
         if not self.has_parent:
             for _ in range(restarts - self._engine_restarts):
@@ -66,7 +66,7 @@ class ContainerTracker(TaskTracker):
 
     def mark_starting(self) -> None:
         """Note that its container is being started: the last status is outdated."""
-        self.container, self._restart_cause = {**self.container, "Status": "created"}, None
+        self.engine_state, self._restart_cause = {**self.engine_state, "Status": "created"}, None
 
     def mark_restarted(self) -> None:
         """Note that the engine has started its container by a call, and counts its own restarts from zero again."""
@@ -94,7 +94,7 @@ class ContainerTracker(TaskTracker):
 
     def exit_reason(self, code: int | None) -> str:
         """Return why an attempt ended; the engine's own reason comes first."""
-        if self.container.get("OOMKilled"):
+        if self.engine_state.get("OOMKilled"):
             return "out of memory: killed at the container's limit"
         return role_rules.NO_PYTHON if self.parent_never_started(code) else super().exit_reason(code)
 
@@ -103,36 +103,36 @@ class ContainerTracker(TaskTracker):
         return self.has_parent and code == _COMMAND_NOT_FOUND and not self._parent_starts and not self.failure
 
     def remedy(self, state: State) -> str:
-        """Return the remedy for a task that could not be started, met a restriction of its container, or was killed, probably out of memory."""
+        """Return the remedy for a task that could not be started, was blocked by the hardening of its container, or was killed, probably out of memory."""
         if state is State.FAILED and self.parent_never_started(self.code):
             return role_rules.NO_PYTHON_REMEDY
-        if state is State.FAILED and self.hardened_user_image and meets_restriction(self.exit_reason(self.code)):
+        if state is State.FAILED and self.hardened_user_image and blocked_by_hardening(self.exit_reason(self.code)):
             return RESTRICTION_REMEDY
         return super().remedy(state)
 
     def state(self) -> tuple[State, str]:
         """Return the state and its reason: the engine's, unless the container runs a trainer or the outcome is known."""
-        phase, code = self.phase, self.code
+        engine_status, code = self.engine_status, self.code
         if self.outcome is not None:
             return self.outcome
         if self._restart_cause is not None:
             return State.RESTARTING, self._restart_cause
-        if phase == "paused":
+        if engine_status == "paused":
             return State.RUNNING, "paused: `docker unpause` resumes it"
-        if phase == "running":
+        if engine_status == "running":
             return super().state() if self.has_parent else (State.RUNNING, "")
-        if phase == "restarting":
+        if engine_status == "restarting":
             return State.RESTARTING, self.exit_reason(code)
-        if phase in EXITED and code == ExitCode.DONE:
+        if engine_status in EXITED and code == ExitCode.DONE:
             return State.SUCCEEDED, ""
-        if phase in EXITED:
+        if engine_status in EXITED:
             return (State.STOPPED, "") if code == ExitCode.STOPPED else (State.FAILED, self.exit_reason(code))
-        return State.PENDING, "" if phase == "created" else "its container is gone"
+        return State.PENDING, "" if engine_status == "created" else "its container is gone"
 
     def status(self) -> TaskStatus:
         """Return the task's status, with its container's times."""
-        began, ended = (timestamps.parse_rfc3339(self.container.get(key)) for key in ("StartedAt", "FinishedAt"))
-        exited = self.phase in EXITED
+        began, ended = (timestamps.parse_rfc3339(self.engine_state.get(key)) for key in ("StartedAt", "FinishedAt"))
+        exited = self.engine_status in EXITED
         return dataclasses.replace(
             super().status(), exit_code=self.code if exited else None, started=began, ended=ended if exited else None
         )

@@ -194,7 +194,7 @@ class RunContainers(TaskBackend):
             exited_for = task.exited_for(seen=seen)
             if exited_for is None:
                 continue
-            if task.restart_at is None and task.should_report_exit(exited_for):
+            if task.restart_at is None and task.claim_exit_report(exited_for):
                 run.on_exit(task, task.exit_code)
             # Not earlier: a stop removes the sidecars' restart policy, which they need if the task starts again.
             if task.restart_at is None and exited_for >= ENGINE_RESTART_TIMEOUT:

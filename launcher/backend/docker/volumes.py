@@ -17,7 +17,7 @@ from launcher.backend.docker.errors import explain
 from launcher.errors import LauncherError
 from launcher.plan.container_paths import CONTAINER_RUNS
 from launcher.render import labels
-from launcher.runs.artifacts import ARTIFACT_DIRECTORIES, Artifact, ArtifactStream, missing_artifact
+from launcher.runs.artifacts import ARTIFACT_DIRECTORIES, Artifact, ArtifactStream, missing_artifact_error
 from launcher.runs.status import Location
 from launcher.spec.models import ClusterSpec
 
@@ -77,7 +77,7 @@ def opened(engine: Engine, name: str, artifact: Artifact, spec: ClusterSpec | No
             if archive.has(directory)
         }
         if artifact not in existing:
-            raise missing_artifact(name, artifact, existing)
+            raise missing_artifact_error(name, artifact, existing)
         with archive.read(existing[artifact]) as chunks:
             yield ArtifactStream(str(Location("volume", volume.name, f"{name}/{existing[artifact]}")), chunks)
     finally:

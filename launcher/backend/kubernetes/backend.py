@@ -1,7 +1,7 @@
 """The Kubernetes backend: the calls behind the CLI's verbs.
 
 It keeps no state of its own: the cluster's Jobs restart tasks, its API has their status, and a record there (run_record.py) has the spec.
-This machine only stores in which cluster a run was started, and the logs that it has read (runs/cluster_cache.py).
+This machine only stores in which cluster a run was started, and the logs that it has read (runs/cluster_state.py).
 """
 
 import contextlib
@@ -42,7 +42,7 @@ from launcher.notify.delivery import Channel
 from launcher.render.kubernetes import manifests
 from launcher.render.kubernetes.objects import COMPONENT_LABEL, INSTANCE_LABEL, Run
 from launcher.render.targets import RenderSource
-from launcher.runs import cluster_cache, task_stacks
+from launcher.runs import cluster_state, task_stacks
 from launcher.runs.artifacts import Artifact, ArtifactStream, still_running_error
 from launcher.runs.status import ENDED, Location, LogLine, RunStatus, State, TaskStatus
 from launcher.spec.models import Limits
@@ -121,13 +121,15 @@ class KubernetesBackend:
         self._spec_dirs[name] = plan.spec_dir
         # Before anything is created: if this process is killed, the other verbs still find the run.
         is_explicit = planned.options.namespace is not None
-        restore_cache = cluster_cache.record_start(self._runs, dataclasses.replace(_namespace_ref(cluster), is_explicit=is_explicit), name)
+        restore_start_record = cluster_state.record_start(
+            self._runs, dataclasses.replace(_namespace_ref(cluster), is_explicit=is_explicit), name
+        )
         with contextlib.ExitStack() as on_failure:
-            on_failure.callback(restore_cache)
+            on_failure.callback(restore_start_record)
             lease = self._leases.pop(name, None) or submit.reserve(cluster, planned, is_cancelled)
             on_failure.pop_all()
         start = submit.Start(cluster, planned, lease, is_cancelled)
-        start.apply(run.spec, restore_cache)
+        start.apply(run.spec, restore_start_record)
         watched = self._watched(name)
         tasks = tuple(TaskStatus(task.name, State.PENDING) for task in plan.tasks)
         location = status_reader.claim_location(cluster, planned.claim, name) if planned.storage else None
@@ -386,7 +388,7 @@ class KubernetesBackend:
                 run_objects.delete_claim(cluster, name)
         cluster.delete("ConfigMap", run_record.name_of(name))
         self._forget(name)
-        cluster_cache.forget(self._runs, _namespace_ref(cluster), name)
+        cluster_state.forget(self._runs, _namespace_ref(cluster), name)
 
     def rename(self, name: str, new_name: str) -> tuple[Location, ...]:
         """Rename the run's directory on its volume, and its stored logs on this machine."""
@@ -406,7 +408,7 @@ class KubernetesBackend:
             helper_pod.rename_directory(cluster, run, new_name)
         if lease is not None:  # if the new start fails, the old run must not come back under its old name
             self._leases[name] = run_record.clear(cluster, lease)
-        cluster_cache.rename(self._runs, _namespace_ref(cluster), name, new_name)
+        cluster_state.rename(self._runs, _namespace_ref(cluster), name, new_name)
         self._forget(name)
         return (status_reader.claim_location(cluster, run.claim, new_name),) if has_data else ()
 
@@ -450,12 +452,12 @@ class KubernetesBackend:
     def _cluster(self, name: str) -> Cluster:
         """Return a run's cluster: the one that the user names, else the one where this machine started it, else the kubeconfig's."""
         if name not in self._clusters:  # once: its entry in the cache may be moved or deleted later
-            ref = cluster_cache.last_started(self._runs, name, self._cluster_ref.context, self._cluster_ref.namespace)
+            ref = cluster_state.last_started(self._runs, name, self._cluster_ref.context, self._cluster_ref.namespace)
             self._clusters[name] = Cluster(ref.context, ref.namespace)
         return self._clusters[name]
 
     def _log_directory(self, cluster: Cluster, name: str) -> Path:
-        return cluster_cache.logs(self._runs, _namespace_ref(cluster), name)
+        return cluster_state.logs(self._runs, _namespace_ref(cluster), name)
 
 
 def _limit(watched: _WatchedRun, limit: str) -> float:
@@ -474,5 +476,5 @@ def _records(cluster: Cluster) -> list[Object]:
     return cluster.list_objects("ConfigMap", {**status_reader.LAUNCHER_LABELS, COMPONENT_LABEL: run_record.RECORD_COMPONENT})
 
 
-def _namespace_ref(cluster: Cluster) -> cluster_cache.NamespaceRef:
-    return cluster_cache.NamespaceRef(cluster.context, cluster.namespace)
+def _namespace_ref(cluster: Cluster) -> cluster_state.NamespaceRef:
+    return cluster_state.NamespaceRef(cluster.context, cluster.namespace)

@@ -16,7 +16,7 @@ from launcher.files import json_object
 from launcher.plan import role_rules
 from launcher.plan.container_paths import CONTAINER_RUNS
 from launcher.render.kubernetes.objects import INSTANCE_LABEL, TRAINER_CONTAINER
-from launcher.runs.reasons import RESTRICTION_REMEDY, LastError, cause_with_output, meets_restriction, reports_kill
+from launcher.runs.reasons import RESTRICTION_REMEDY, LastError, blocked_by_hardening, cause_with_output, reports_kill
 from trainer.exit_codes import describe
 
 
@@ -236,7 +236,7 @@ def _diagnose_containers(pod: Object) -> Diagnosis | None:
         never_ran = waiting or (terminated if terminated.get("reason") == _NOT_STARTED else {})
         if _NO_PYTHON.search(str(never_ran.get("message"))):
             return Diagnosis(NO_PYTHON, role_rules.NO_PYTHON, role_rules.NO_PYTHON_REMEDY, final=True)
-        if meets_restriction(str(waiting.get("message"))):
+        if blocked_by_hardening(str(waiting.get("message"))):
             return Diagnosis("restricted", f"{waiting.get('reason')}{_because(waiting['message'])}", RESTRICTION_REMEDY)
         if waiting.get("reason") in _WAITING:
             return _diagnose_waiting(pod, waiting, str(container.get("image") or ""))
@@ -266,7 +266,7 @@ def _diagnose_exit_code(pod: Object, container: str, message: str, last: str) ->
     """Return why a container failed; `last` is the last line of its output."""
     if _VOLUME_DENIED.search(last):
         return Diagnosis("volume", message, _VOLUME_REMEDY)
-    if _has_hardened_user_image(pod, container) and meets_restriction(last):
+    if _has_hardened_user_image(pod, container) and blocked_by_hardening(last):
         return Diagnosis("restricted", message, RESTRICTION_REMEDY)
     return Diagnosis("exit", message, "see its log")
 

@@ -26,7 +26,7 @@ from launcher.images import USER
 from launcher.plan.container_paths import CONTAINER_RUNS
 from launcher.render.kubernetes.objects import TRAINER_CONTAINER, Run
 from launcher.runs import archive
-from launcher.runs.artifacts import ARTIFACT_DIRECTORIES, Artifact, ArtifactStream, missing_artifact
+from launcher.runs.artifacts import ARTIFACT_DIRECTORIES, Artifact, ArtifactStream, missing_artifact_error
 from launcher.spec.models import ClusterSpec
 from launcher.spec.names import RUN_VOLUME
 
@@ -58,10 +58,10 @@ def open_artifact(cluster: Cluster, name: str, run: Run | None, artifact: Artifa
             "write `storage: {}`, and have the program write to $RUN_DIR; files on other volumes are read from there",
         )
     if cluster.get("PersistentVolumeClaim", run.claim) is None:
-        raise missing_artifact(name, artifact, ())
+        raise missing_artifact_error(name, artifact, ())
     with _serve(cluster, run, artifact, ARTIFACT_DIRECTORIES) as (response, chunks):
         if response.status == http.client.NOT_FOUND:
-            raise missing_artifact(run.name, artifact, json.loads(response.read()))
+            raise missing_artifact_error(run.name, artifact, json.loads(response.read()))
         directory = response.headers[archive.PATH_HEADER]
         where = f"{status_reader.claim_location(cluster, run.claim, run.name)}{directory}"
         yield ArtifactStream(where, chunks, int(response.headers[archive.SIZE_HEADER]))

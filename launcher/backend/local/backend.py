@@ -12,7 +12,7 @@ from launcher.backend.model import PlannedRun
 from launcher.errors import UsageError
 from launcher.files import is_directory
 from launcher.runs import archive, locks, orphans, spawn
-from launcher.runs.artifacts import ARTIFACT_DIRECTORIES, Artifact, ArtifactStream, missing_artifact, still_running_error
+from launcher.runs.artifacts import ARTIFACT_DIRECTORIES, Artifact, ArtifactStream, missing_artifact_error, still_running_error
 from launcher.runs.os_errors import translate_os_errors
 from launcher.runs.paths import RunPaths
 from launcher.runs.status import Location, RunStatus
@@ -82,7 +82,7 @@ class LocalBackend(SupervisedRuns):
         with translate_os_errors(f"reading the {artifact} of {name}"):
             existing = archive.existing_paths(paths.run_dir, ARTIFACT_DIRECTORIES)
             if artifact not in existing:
-                raise missing_artifact(name, artifact, existing)
+                raise missing_artifact_error(name, artifact, existing)
             opened = archive.OpenFiles(paths.run_dir / existing[artifact])
         with contextlib.closing(opened):
             yield ArtifactStream(str(paths.run_dir / existing[artifact]), opened.stream(), opened.size)

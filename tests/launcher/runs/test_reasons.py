@@ -4,7 +4,16 @@ from typing import Any
 
 import pytest
 
-from launcher.runs.reasons import LastError, StartPhase, cause_of, cause_with_output, out_of_memory, reports_kill, shortened, waiting_reason
+from launcher.runs.reasons import (
+    LastError,
+    StartPhase,
+    cause_of,
+    cause_with_output,
+    out_of_memory_remedy,
+    reports_kill,
+    shortened,
+    waiting_reason,
+)
 from tests.golden_messages import Golden
 
 
@@ -104,5 +113,5 @@ def test_the_output_replaces_a_missing_detail_unless_the_program_was_killed() ->
 
 
 def test_the_remedy_for_memory_names_the_field_of_the_role() -> None:
-    assert "`roles.worker.memory`" in out_of_memory("worker-3", limited=True)
-    assert "`roles.ps.memory`" in out_of_memory("ps-0", limited=False)
+    assert "`roles.worker.memory`" in out_of_memory_remedy("worker-3", limited=True)
+    assert "`roles.ps.memory`" in out_of_memory_remedy("ps-0", limited=False)

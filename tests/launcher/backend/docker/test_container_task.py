@@ -47,19 +47,19 @@ def test_the_restart_delay_starts_again_after_a_long_run(task: ContainerTask) ->
 
 def test_an_exit_is_reported_once_and_only_if_the_engine_does_not_restart_the_container(task: ContainerTask) -> None:
     task.update({"State": exited(137)}, 0.0)
-    assert [task.should_report_exit(seconds) for seconds in (0.0, 2.9, 3.0, 4.0)] == [False, False, True, False]
+    assert [task.claim_exit_report(seconds) for seconds in (0.0, 2.9, 3.0, 4.0)] == [False, False, True, False]
     task.update({"State": {"Status": "running"}}, 1.0)
     assert task.exited_for(seen=True) is None
     task.update({"State": exited(0)}, 2.0)
-    assert [task.should_report_exit(0.0) for _ in range(2)] == [True, False]
+    assert [task.claim_exit_report(0.0) for _ in range(2)] == [True, False]
     task.log.close()
 
 
 def test_an_exit_is_not_reported_again_after_the_engine_was_unreachable(task: ContainerTask) -> None:
     task.update({"State": exited(0)}, 0.0)
     assert task.exited_for(seen=True) is not None
-    assert task.should_report_exit(0.0)
+    assert task.claim_exit_report(0.0)
     assert task.exited_for(seen=False) is None
     assert task.exited_for(seen=True) is not None
-    assert not task.should_report_exit(10.0)
+    assert not task.claim_exit_report(10.0)
     task.log.close()

@@ -26,7 +26,7 @@ def emit(tracker: ContainerTracker, **event: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "phase, code, state",
+    "engine_status, code, state",
     [
         ("created", 0, State.PENDING),
         ("restarting", 137, State.RESTARTING),
@@ -36,9 +36,9 @@ def emit(tracker: ContainerTracker, **event: Any) -> None:
         ("dead", 1, State.FAILED),
     ],
 )
-def test_the_engine_s_state_decides_unless_the_container_runs(phase: str, code: int, state: State) -> None:
+def test_the_engine_s_state_decides_unless_the_container_runs(engine_status: str, code: int, state: State) -> None:
     tracker = ContainerTracker("chief")
-    tracker.update(container(phase, code))
+    tracker.update(container(engine_status, code))
     assert tracker.state()[0] is state
 
 

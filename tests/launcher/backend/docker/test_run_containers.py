@@ -103,7 +103,7 @@ def test_a_sidecar_is_stopped_only_if_its_task_does_not_restart(
     (chief,) = containers.tasks
     times = {"StartedAt": "2026-01-31T10:00:00Z", "FinishedAt": "2026-01-31T10:00:05Z"}
     chief.update({"State": {"Status": "exited", "ExitCode": code, "OOMKilled": False, **times}}, 0.0)
-    chief._exited_since = time.monotonic() - 60
+    chief._exited_at = time.monotonic() - 60
     containers._engine_seen = time.monotonic()
     containers._report_exits(run)
     assert (chief.restart_at is not None) == (code != ExitCode.DONE)

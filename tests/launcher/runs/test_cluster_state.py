@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from launcher.backend.kubernetes.pod_logs import stored_lines
-from launcher.runs import cluster_cache
-from launcher.runs.cluster_cache import NamespaceRef
+from launcher.runs import cluster_state
+from launcher.runs.cluster_state import NamespaceRef
 
 HERE = NamespaceRef("kind", "default")
 TEAM = NamespaceRef("kind", "team-a", is_explicit=True)
@@ -25,7 +25,7 @@ NAMESPACES = (
 
 
 def test_each_namespace_has_a_directory_of_its_own_below_the_runs(tmp_path: Path) -> None:
-    directories = [cluster_cache.directory(tmp_path, ref, "mnist") for ref in NAMESPACES]
+    directories = [cluster_state.directory(tmp_path, ref, "mnist") for ref in NAMESPACES]
     for directory in directories:
         directory.mkdir(parents=True)
     assert len(set(directories)) == len(NAMESPACES)
@@ -48,44 +48,44 @@ def test_a_run_is_in_the_namespace_of_its_last_start_unless_the_user_names_anoth
     context: str | None, namespace: str | None, expected: NamespaceRef, tmp_path: Path
 ) -> None:
     for ref in (HERE, TEAM, FAR):
-        cluster_cache.record_start(tmp_path, ref, "mnist")
-    assert cluster_cache.last_started(tmp_path, "mnist", context, namespace) == expected
-    assert cluster_cache.last_started(tmp_path, "other", context, namespace) == NamespaceRef(context, namespace)
+        cluster_state.record_start(tmp_path, ref, "mnist")
+    assert cluster_state.last_started(tmp_path, "mnist", context, namespace) == expected
+    assert cluster_state.last_started(tmp_path, "other", context, namespace) == NamespaceRef(context, namespace)
 
 
 def test_a_forgotten_namespace_is_no_longer_that_of_the_run(tmp_path: Path) -> None:
     for ref in (HERE, TEAM):
-        cluster_cache.record_start(tmp_path, ref, "mnist")
-    cluster_cache.forget(tmp_path, TEAM, "mnist")
-    assert cluster_cache.last_started(tmp_path, "mnist", None, None) == HERE
-    cluster_cache.forget(tmp_path, HERE, "mnist")
-    cluster_cache.forget(tmp_path, HERE, "mnist")
-    assert cluster_cache.last_started(tmp_path, "mnist", None, None) == NamespaceRef(None, None)
+        cluster_state.record_start(tmp_path, ref, "mnist")
+    cluster_state.forget(tmp_path, TEAM, "mnist")
+    assert cluster_state.last_started(tmp_path, "mnist", None, None) == HERE
+    cluster_state.forget(tmp_path, HERE, "mnist")
+    cluster_state.forget(tmp_path, HERE, "mnist")
+    assert cluster_state.last_started(tmp_path, "mnist", None, None) == NamespaceRef(None, None)
 
 
 def test_renaming_a_copy_moves_its_output_and_keeps_the_namespace_of_the_run(tmp_path: Path) -> None:
     for ref in (HERE, TEAM):
-        cluster_cache.record_start(tmp_path, ref, "mnist")
-    log = cluster_cache.logs(tmp_path, TEAM, "mnist") / "chief" / "mnist-chief-0-abcde.log"
+        cluster_state.record_start(tmp_path, ref, "mnist")
+    log = cluster_state.logs(tmp_path, TEAM, "mnist") / "chief" / "mnist-chief-0-abcde.log"
     log.parent.mkdir(parents=True)
     log.write_text("2026-01-01T00:00:00Z first words\n")
-    cluster_cache.rename(tmp_path, TEAM, "mnist", "mnist.old")
-    assert cluster_cache.last_started(tmp_path, "mnist", None, None) == TEAM
-    assert not cluster_cache.logs(tmp_path, TEAM, "mnist").exists()
-    moved = cluster_cache.logs(tmp_path, TEAM, "mnist.old") / "chief" / log.name
+    cluster_state.rename(tmp_path, TEAM, "mnist", "mnist.old")
+    assert cluster_state.last_started(tmp_path, "mnist", None, None) == TEAM
+    assert not cluster_state.logs(tmp_path, TEAM, "mnist").exists()
+    moved = cluster_state.logs(tmp_path, TEAM, "mnist.old") / "chief" / log.name
     assert moved.read_text() == "2026-01-01T00:00:00Z first words\n"
-    cluster_cache.rename(tmp_path, HERE, "mnist", "mnist.older")  # of which there is no copy
-    assert cluster_cache.last_started(tmp_path, "mnist", None, None) == TEAM
+    cluster_state.rename(tmp_path, HERE, "mnist", "mnist.older")  # of which there is no copy
+    assert cluster_state.last_started(tmp_path, "mnist", None, None) == TEAM
 
 
 def test_a_start_that_is_undone_restores_the_previous_namespace(tmp_path: Path) -> None:
-    cluster_cache.record_start(tmp_path, HERE, "mnist")()
-    assert cluster_cache.last_started(tmp_path, "mnist", None, None) == NamespaceRef(None, None)
-    cluster_cache.record_start(tmp_path, HERE, "mnist")
-    cluster_cache.record_start(tmp_path, TEAM, "mnist")
-    cluster_cache.record_start(tmp_path, HERE, "mnist")()
-    assert cluster_cache.last_started(tmp_path, "mnist", None, None) == TEAM
-    assert cluster_cache.last_started(tmp_path, "mnist", None, "default") == HERE
+    cluster_state.record_start(tmp_path, HERE, "mnist")()
+    assert cluster_state.last_started(tmp_path, "mnist", None, None) == NamespaceRef(None, None)
+    cluster_state.record_start(tmp_path, HERE, "mnist")
+    cluster_state.record_start(tmp_path, TEAM, "mnist")
+    cluster_state.record_start(tmp_path, HERE, "mnist")()
+    assert cluster_state.last_started(tmp_path, "mnist", None, None) == TEAM
+    assert cluster_state.last_started(tmp_path, "mnist", None, "default") == HERE
 
 
 def test_a_copy_in_the_old_layout_with_only_the_name_is_found(tmp_path: Path) -> None:
@@ -95,22 +95,22 @@ def test_a_copy_in_the_old_layout_with_only_the_name_is_found(tmp_path: Path) ->
         (old / "logs" / name).parent.mkdir(parents=True)
         (old / "logs" / name).write_text("2026-01-01T00:00:00Z first words\n")
     (old / "place.json").write_text('{"context": "kind", "namespace": "team-a"}')
-    assert cluster_cache.last_started(tmp_path, "other", None, None) == NamespaceRef(None, None)
+    assert cluster_state.last_started(tmp_path, "other", None, None) == NamespaceRef(None, None)
     for _ in range(2):
-        assert cluster_cache.last_started(tmp_path, "mnist", None, None) == dataclasses.replace(TEAM, is_explicit=False)
-        assert [line.task for line in stored_lines(cluster_cache.logs(tmp_path, TEAM, "mnist"), [], [])] == ["chief", "ps-0"]
+        assert cluster_state.last_started(tmp_path, "mnist", None, None) == dataclasses.replace(TEAM, is_explicit=False)
+        assert [line.task for line in stored_lines(cluster_state.logs(tmp_path, TEAM, "mnist"), [], [])] == ["chief", "ps-0"]
     assert not old.exists()
 
 
 def test_a_context_with_the_name_of_the_run_is_not_taken_for_the_old_layout(tmp_path: Path) -> None:
     ref = NamespaceRef("mnist", "logs", is_explicit=True)
-    cluster_cache.record_start(tmp_path, ref, "mnist")
-    log = cluster_cache.logs(tmp_path, ref, "mnist") / "chief" / "mnist-chief-0-abcde.log"
+    cluster_state.record_start(tmp_path, ref, "mnist")
+    log = cluster_state.logs(tmp_path, ref, "mnist") / "chief" / "mnist-chief-0-abcde.log"
     log.parent.mkdir(parents=True)
     log.write_text("2026-01-01T00:00:00Z first words\n")
     earlier = tmp_path / ".kubernetes" / "mnist" / "place.json"
     earlier.write_text('{"context": "kind", "namespace": "team-a"}')
     os.utime(earlier, (0, 0))
-    assert cluster_cache.last_started(tmp_path, "mnist", None, None) == ref
-    assert cluster_cache.last_started(tmp_path, "mnist", "kind", None) == dataclasses.replace(TEAM, is_explicit=False)
+    assert cluster_state.last_started(tmp_path, "mnist", None, None) == ref
+    assert cluster_state.last_started(tmp_path, "mnist", "kind", None) == dataclasses.replace(TEAM, is_explicit=False)
     assert log.is_file()

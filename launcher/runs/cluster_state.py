@@ -24,7 +24,10 @@ _IN_CLUSTER = "@"  # stands for no name, as of the context in a pod, which has n
 
 @dataclass(frozen=True)
 class NamespaceRef:
-    """One namespace of one cluster. `is_explicit`: the user or the spec named it; otherwise it is the context's default."""
+    """One namespace of one cluster, where a run was started: resolved and stored, unlike a `ClusterRef`, which is what the user named.
+
+    `is_explicit`: the user or the spec named it; otherwise it is the context's default.
+    """
 
     context: str | None
     namespace: str | None
