@@ -89,15 +89,14 @@ class LogWriter:
         self.end()
         self._write([f"--- launcher: {text}".encode()])
 
-    def catch_up(self) -> None:
+    def note_lost_lines(self) -> None:
         """Write how many lines a full disk has lost, if there is room again."""
-        if self._lines.has_lost:
-            self._write([])
+        self._write([])
 
     def close(self) -> None:
         """Write the rest and close the file."""
         self.end()
-        self.catch_up()
+        self.note_lost_lines()
         os.close(self._fd)
 
     def _write(self, lines: list[bytes]) -> None:

@@ -25,6 +25,7 @@ class RunPaths:
         self.launcher_dir = own = run_dir / "launcher"  # the launcher's own files
         self.spec = own / "spec.json"  # the spec the run was last started from
         self.plan = own / "plan.json"  # with the addresses in use
+        self.compose = own / "compose.yaml"  # of a run of containers
         self.state = own / "state.json"  # the supervisor's last state; replaced atomically
         self.lock = own / "lock"  # locked as long as a supervisor lives
         self.supervisor_log = own / "supervisor.log"  # for people

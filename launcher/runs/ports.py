@@ -17,9 +17,8 @@ import stat
 import sys
 import tempfile
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 from launcher.errors import LauncherError
 from launcher.runs import locks
@@ -54,22 +53,12 @@ def next_free(host: str, first: int) -> int | None:
     return next((port for port in candidates(first) if is_free(host, port)), None)
 
 
+@dataclass(frozen=True)
 class PortReservation:
-    """Ports that no other process gets, until this is closed or its `with` block ends."""
+    """Ports that no other process gets, until `close` releases them."""
 
-    def __init__(self, ports: tuple[int, ...], release: Callable[[], None]) -> None:
-        self.ports = ports
-        self._release = release
-
-    def close(self) -> None:
-        """Release the ports."""
-        self._release()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.close()
+    ports: tuple[int, ...]
+    close: Callable[[], None]
 
 
 def reserve(count: int) -> PortReservation:
@@ -101,9 +90,8 @@ def reserve_by_locking(count: int, directory: Path | None = None) -> PortReserva
     _create_private(locks_directory)
     stack = contextlib.ExitStack()
     ports: list[int] = []
-    candidates = random.sample(_PORT_RANGE, len(_PORT_RANGE))
     try:
-        for port in candidates:
+        for port in random.sample(_PORT_RANGE, len(_PORT_RANGE)):
             if len(ports) == count:
                 break
             fd = locks.acquire(locks_directory / str(port))

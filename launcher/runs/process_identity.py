@@ -78,10 +78,9 @@ def session(leader: int) -> list[int]:
 def belongs(pid: int, *, run_dir: str) -> bool:
     """Return whether a process was started for the run in `run_dir`, by its environment; if that cannot be read, False on Linux, else True."""
     try:
-        environment = Path(f"/proc/{pid}/environ").read_bytes()
+        return b"RUN_DIR=" + os.fsencode(run_dir) in _environment(pid)
     except OSError:
         return not _LINUX
-    return b"RUN_DIR=" + os.fsencode(run_dir) in environment.split(b"\0")
 
 
 def tasks_of(run_dir: str) -> list[int]:
@@ -90,10 +89,14 @@ def tasks_of(run_dir: str) -> list[int]:
     pids = []
     for pid in _running() if _LINUX else ():
         with contextlib.suppress(OSError):
-            environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+            environment = _environment(pid)
             if run_dir_entry in environment and any(entry.startswith(task_prefix) for entry in environment):
                 pids.append(pid)
     return pids
+
+
+def _environment(pid: int) -> list[bytes]:
+    return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
 
 
 def send(pid: int, number: int) -> bool:
@@ -105,18 +108,13 @@ def send(pid: int, number: int) -> bool:
     return True
 
 
-def kill_session(leader: int) -> bool:
-    """Kill (SIGKILL) every member of a session, also those that are forked meanwhile; False if some remain."""
+def kill_session(leader: int) -> None:
+    """Kill (SIGKILL) every member of a session, also those that are forked meanwhile. Some may remain."""
     deadline = time.monotonic() + _KILL_TIMEOUT
-    while True:
-        members = session(leader)
-        if not members:
-            return True
+    while (members := session(leader)) and time.monotonic() < deadline:
         for pid in members:
             with contextlib.suppress(PermissionError):
                 send(pid, signal.SIGKILL)
-        if time.monotonic() >= deadline:
-            return False
         time.sleep(0.005)
 
 

@@ -20,7 +20,7 @@ from launcher.notify.supervisor_notifier import SupervisorNotifier
 from launcher.plan.models import Plan, Task
 from launcher.runs import locks, process_identity, restart_policy, stop_order
 from launcher.runs.log_files import LogWriter
-from launcher.runs.os_errors import explain
+from launcher.runs.os_errors import translate_os_errors
 from launcher.runs.paths import RunPaths
 from launcher.runs.process_identity import Identity
 from launcher.runs.progress import RunProgress
@@ -183,16 +183,16 @@ class RunController:
         self._host, self._identity = socket.gethostname(), process_identity.identify(os.getpid())
 
     def start(self) -> None:
-        """Start every task. Raises LauncherError or OSError, and leaves no task, if one cannot be started."""
+        """Start every task. Raises LauncherError, and leaves no task, if one cannot be started."""
         try:
-            self._state_writer.reserve()
-            self._state_writer.save()
-            for task in self._tasks.values():
-                task.log.note(f"run {self._plan.name} starts")
-            self._backend.start()
+            with translate_os_errors("starting the tasks"):
+                self._state_writer.reserve()
+                self._state_writer.save()
+                for task in self._tasks.values():
+                    task.log.note(f"run {self._plan.name} starts")
+                self._backend.start()
         except BaseException as error:
-            state = State.STOPPED if isinstance(error, StartInterruptedError) else State.FAILED
-            self.abort(explain(error, "starting the tasks").message if isinstance(error, OSError) else str(error), state)
+            self.abort(str(error), State.STOPPED if isinstance(error, StartInterruptedError) else State.FAILED)
             raise
         self._state_writer.save()
 
@@ -205,7 +205,7 @@ class RunController:
             self._check_directory()
             if self._state_writer.save_if_due():
                 for task in self._tasks.values():
-                    task.log.catch_up()
+                    task.log.note_lost_lines()
         self._backend.close(self)
         shutdown = self._shutdown = self._shutdown or Shutdown(State.FAILED, "no task was left")
         for task in self._tasks.values():

@@ -15,7 +15,7 @@ from launcher.errors import LauncherError
 from launcher.files import read_json
 from launcher.plan.models import Plan
 from launcher.plan.plan_json import from_document
-from launcher.runs.os_errors import explain
+from launcher.runs.os_errors import translate_os_errors
 from launcher.runs.paths import RunPaths
 from launcher.runs.run_controller import RunController
 
@@ -28,11 +28,11 @@ def main(create_controller: Callable[[RunPaths, Plan, int | None], RunController
     options = _options()
     paths = RunPaths(options.run_dir)
     try:
-        controller = create_controller(paths, from_document(read_json(paths.plan) or {}), options.lifeline_fd)
+        with translate_os_errors("starting the tasks"):
+            controller = create_controller(paths, from_document(read_json(paths.plan) or {}), options.lifeline_fd)
         controller.start()
-    except (OSError, LauncherError) as error:
-        problem = error if isinstance(error, LauncherError) else explain(error, "starting the tasks")
-        _report(options.ready_fd, {"message": problem.message, "remedy": problem.remedy})
+    except LauncherError as error:
+        _report(options.ready_fd, {"message": error.message, "remedy": error.remedy})
         return 1
     _report(options.ready_fd, {})
     try:

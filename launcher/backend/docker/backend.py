@@ -18,7 +18,6 @@ from docker.models.containers import Container
 from launcher import files, timestamps
 from launcher.backend.docker import container_status
 from launcher.backend.docker.engine import COMPOSE_TIMEOUT, Engine, compose, endpoint, translate_errors
-from launcher.backend.docker.run_containers import COMPOSE_FILE
 from launcher.backend.docker.stop import grace_of, stop_running
 from launcher.backend.model import PlannedRun, TensorBoardAddress, spec_of
 from launcher.errors import LauncherError, UsageError, check_tasks, did_you_mean
@@ -70,7 +69,7 @@ class DockerBackend:
             lock_fd = spawn.lock(paths)
             try:
                 earlier = self._containers(plan.name)
-                self._write(paths, plan, self._with_free_port(earlier, spec))
+                self._write_compose_file(paths, plan, self._with_free_port(earlier, spec))
                 timeout = supervisor_start_timeout(plan, max(map(grace_of, earlier), default=0))
                 lifeline = spawn.start(
                     paths, plan, spec, lock_fd=lock_fd, is_cancelled=is_cancelled, supervisor=_SUPERVISOR, timeout=timeout
@@ -94,12 +93,12 @@ class DockerBackend:
         port = ports.next_free(requested["host"], requested["port"]) or requested["port"]
         return {**spec, "tensorboard": {**requested, "port": port}}
 
-    def _write(self, paths: RunPaths, plan: Plan, spec: dict[str, Any]) -> None:
+    def _write_compose_file(self, paths: RunPaths, plan: Plan, spec: dict[str, Any]) -> None:
         from launcher.render.compose import render
         from launcher.render.targets import RenderSource
 
         text = render(RenderSource(spec_of(spec), plan, paths.launcher_dir, f"launcher up --on docker (run {plan.name})"))
-        files.write(paths.launcher_dir / COMPOSE_FILE, text, private=sets_variables(spec))
+        files.write(paths.compose, text, private=sets_variables(spec))
 
     def status(self, name: str) -> RunStatus:
         """Return the status of the run. Raises UsageError if no run has that name."""
@@ -238,12 +237,11 @@ class DockerBackend:
         """Have TensorBoard serve the run's logs, at `host` and `port` if given; return its address."""
         status = self.status(name)
         paths = self._paths(name)
-        file = paths.launcher_dir / COMPOSE_FILE
         if status.tensorboard and host is None and port is None:
             return TensorBoardAddress(status.tensorboard)
-        if not file.is_file():
+        if not paths.compose.is_file():
             raise UsageError(
-                f"{paths.launcher_dir} has no {COMPOSE_FILE}: the run {name} was not started from here",
+                f"{paths.launcher_dir} has no {paths.compose.name}: the run {name} was not started from here",
                 "start its service with `docker compose -f FILE up -d tensorboard`; FILE is the Compose file of the run",
             )
         with translate_errors(f"looking for the logs of {name}"):
@@ -260,8 +258,8 @@ class DockerBackend:
         if not port:
             spec = self._with_free_port(self._containers(name), spec)
         if paths.plan.is_file():
-            self._write(paths, from_document(files.read_json(paths.plan) or {}), spec)
-        compose(name, file, "up", "--detach", "--no-deps", labels.TENSORBOARD, action=f"starting TensorBoard of {name}")
+            self._write_compose_file(paths, from_document(files.read_json(paths.plan) or {}), spec)
+        compose(name, paths.compose, "up", "--detach", "--no-deps", labels.TENSORBOARD, action=f"starting TensorBoard of {name}")
         with translate_errors(f"starting TensorBoard of {name}"):
             url = container_status.tensorboard_url(self._engine.containers(name))
         if not url:

@@ -11,7 +11,7 @@ from docker.models.containers import Container
 
 from launcher import images, timestamps
 from launcher.backend.docker import log_stream
-from launcher.backend.docker.container_tracker import ContainerTracker
+from launcher.backend.docker.container_tracker import RUNNING, ContainerTracker
 from launcher.backend.docker.engine import Engine
 from launcher.plan import role_rules
 from launcher.plan.addresses import TENSORBOARD_PORT, url_host
@@ -120,15 +120,14 @@ def run_state(tasks: tuple[TaskStatus, ...], required: list[str], *, ready: bool
     return State.STOPPED, "its containers were stopped", ""
 
 
-def location_of(containers: Iterable[Container], name: str) -> Location | None:
+def location_of(containers: list[Container], name: str) -> Location | None:
     """Return where the run stores its files: a volume of the engine; None if its containers have none."""
-    listed = list(containers)
-    for container in listed:
+    for container in containers:
         for mount in container.attrs.get("Mounts") or []:
             if mount.get("Destination") == CONTAINER_RUNS:
                 return Location("volume", str(mount.get("Name") or mount.get("Source")))
-    variables = [variable for container in listed for variable in container.attrs.get("Config", {}).get("Env") or ()]
-    has_no_volume = listed and not any(variable.startswith("RUN_DIR=") for variable in variables)
+    variables = [variable for container in containers for variable in container.attrs.get("Config", {}).get("Env") or ()]
+    has_no_volume = containers and not any(variable.startswith("RUN_DIR=") for variable in variables)
     return None if has_no_volume else Location("volume", volume_of(name))
 
 
@@ -144,10 +143,8 @@ def lines(engine: Engine, name: str, tasks: list[str], *, follow: bool, since: f
     while True:
         containers = by_task(engine.containers(name))
         # Checked before reading, so that the reading that follows gets everything up to the end.
-        is_last_read = not follow or not any(
-            container.status in {"created", "running", "paused", "restarting"} for container in containers.values()
-        )
-        by_time: list[Iterable[tuple[float, LogLine]]] = []
+        is_last_read = not follow or not any(container.status in {"created", *RUNNING} for container in containers.values())
+        by_time: list[list[LogLine]] = []
         for task, container in containers.items():
             if tasks and task not in tasks:
                 continue
@@ -155,9 +152,9 @@ def lines(engine: Engine, name: str, tasks: list[str], *, follow: bool, since: f
             new = list(_read(engine, container, task, after=seen.get(task, ""), tail=max(tail, 1) if first and tail is not None else None))
             seen[task] = new[-1][0] if new else seen.get(task, "")
             new = [] if first and tail == 0 else new
-            by_time.append([(line.time, line) for _, line in new if since is None or line.time >= since])
+            by_time.append([line for _, line in new if since is None or line.time >= since])
         any_line = False
-        for _, line in heapq.merge(*by_time, key=lambda pair: pair[0]):
+        for line in heapq.merge(*by_time, key=lambda line: line.time):
             any_line = True
             yield line
         if is_last_read:

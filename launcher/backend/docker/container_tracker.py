@@ -18,11 +18,8 @@ _COMMAND_NOT_FOUND = 127  # the exit code of the engine's `init` if it cannot st
 
 # The engine's states of a container that does not run. The engine may be about to start it again (stop.py).
 EXITED = frozenset({"exited", "dead"})
-
-
-def is_final(code: int) -> bool:
-    """Return whether this exit code of a failed trainer means that a retry cannot help."""
-    return code not in {ExitCode.DONE, ExitCode.PEER_LOST, ExitCode.STOPPED}
+# Those of a container that runs, or is about to run again.
+RUNNING = frozenset({"running", "paused", "restarting"})
 
 
 @dataclass
@@ -46,9 +43,15 @@ class ContainerTracker(TaskTracker):
         return str(self.engine_state.get("Status", "gone"))
 
     @property
+    def _times(self) -> tuple[float | None, float | None]:
+        """The times of the container's last start and end."""
+        began, ended = (timestamps.parse_rfc3339(self.engine_state.get(key)) for key in ("StartedAt", "FinishedAt"))
+        return began, ended
+
+    @property
     def ran_for(self) -> float:
         """Seconds that the container's last run took; 0 if it never ended."""
-        began, ended = (timestamps.parse_rfc3339(self.engine_state.get(key)) for key in ("StartedAt", "FinishedAt"))
+        began, ended = self._times
         return 0.0 if began is None or ended is None else max(0.0, ended - began)
 
     def update(self, state: dict[str, Any], restarts: int = 0) -> bool:
@@ -131,7 +134,7 @@ class ContainerTracker(TaskTracker):
 
     def status(self) -> TaskStatus:
         """Return the task's status, with its container's times."""
-        began, ended = (timestamps.parse_rfc3339(self.engine_state.get(key)) for key in ("StartedAt", "FinishedAt"))
+        began, ended = self._times
         exited = self.engine_status in EXITED
         return dataclasses.replace(
             super().status(), exit_code=self.code if exited else None, started=began, ended=ended if exited else None

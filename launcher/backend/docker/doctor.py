@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from launcher import docker_cli, images
 from launcher.backend.check_results import CheckRequest, CheckResult, error_result, ok, problem, warning
-from launcher.backend.docker.engine import check_compose, endpoint
+from launcher.backend.docker.engine import compose_version, endpoint
 from launcher.backend.docker.image_prep import check_directories
 from launcher.cli.formats import decimal_size
 from launcher.errors import LauncherError
@@ -25,8 +25,7 @@ def examine(request: CheckRequest) -> Iterator[CheckResult]:
         yield error_result("engine", error)
         return
     try:
-        check_compose()
-        yield ok("compose", f"version {docker_cli.docker('compose', 'version', '--short').strip()}")
+        yield ok("compose", f"version {compose_version()}")
     except LauncherError as error:
         yield error_result("compose", error)
     for name in [images.DEFAULT_IMAGE] if request.spec is None else images.all_for(request.spec):

@@ -31,7 +31,7 @@ ERRORS = (DockerException, requests.exceptions.RequestException, OSError)
 COPY = f"{labels.PREFIX}copy-of"  # label of a container that copies a run's volume; its value is the run
 READER = f"{labels.PREFIX}reader-of"  # label of a container through which a run's volume is read; its value is the run
 TIMEOUT = 60  # seconds for one answer
-OLDEST_COMPOSE = (2, 20)  # the first that reads mounts and devices as the Compose files have them; tested with 2.26
+_OLDEST_COMPOSE = (2, 20)  # the first that reads mounts and devices as the Compose files have them; tested with 2.26
 COMPOSE_TIMEOUT = 600.0  # containers wait for their images and for one another
 # The engine refuses to remove an object that it is already removing, and a network whose containers it is still removing.
 _REMOVE_TIMEOUT = 20.0
@@ -199,15 +199,18 @@ def compose(run: str, file: Path, *arguments: str, action: str, timeout: float =
         raise explain(error.output or error.message, action) from error
 
 
-def check_compose() -> None:
-    """Raise LauncherError if there is no Compose plugin, or if it is too old to read the Compose files."""
+def compose_version() -> str:
+    """Return the version of the Compose plugin. Raises LauncherError if there is none, or if it is too old to read the Compose files."""
     try:
         version = docker_cli.docker("compose", "version", "--short").strip()
     except DockerError as error:
-        raise explain(error.output, "asking for Docker Compose") if error.output else error from error
+        if not error.output:
+            raise
+        raise explain(error.output, "asking for Docker Compose") from error
     numbers = re.match(r"v?(\d+)\.(\d+)", version)
-    if numbers and (int(numbers[1]), int(numbers[2])) < OLDEST_COMPOSE:
-        oldest = ".".join(map(str, OLDEST_COMPOSE))
+    if numbers and (int(numbers[1]), int(numbers[2])) < _OLDEST_COMPOSE:
+        oldest = ".".join(map(str, _OLDEST_COMPOSE))
         raise LauncherError(
             f"the Compose plugin is {version}; expected {oldest} or newer", "update it: docker-compose-plugin, or Docker Desktop"
         )
+    return version

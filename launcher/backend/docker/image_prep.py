@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from launcher import images
-from launcher.backend.docker.engine import Endpoint, check_compose
+from launcher.backend.docker.engine import Endpoint, compose_version
 from launcher.backend.docker.errors import explain
 from launcher.docker_cli import DockerError, docker
 from launcher.errors import LauncherError, UsageError
@@ -22,7 +22,7 @@ _PULL_TIMEOUT = 3600.0
 
 def prepare(spec: ClusterSpec, endpoint: Endpoint) -> Iterator[str]:
     """Yield each step as a message. Raises LauncherError, which names what is missing and the remedy."""
-    check_compose()
+    compose_version()
     check_directories(spec, endpoint)
     if spec.train is not None and spec.train.data == "download":
         yield "data: download puts the tasks on a network where programs of the engine's host reach TensorFlow's port (docs/docker.md)"

@@ -16,7 +16,6 @@ from docker.models.containers import Container
 from launcher.backend.docker import container_status
 from launcher.backend.docker.compose_up import start_containers
 from launcher.backend.docker.container_task import ENGINE_RESTART_TIMEOUT, ContainerTask
-from launcher.backend.docker.container_tracker import is_final
 from launcher.backend.docker.engine import ERRORS, Engine, endpoint
 from launcher.backend.docker.event_stream import ContainerEnded, ContainerEvent, EventReader, Inbox, LineWritten
 from launcher.backend.docker.sidecars import Sidecars
@@ -28,7 +27,6 @@ from launcher.runs.run_controller import RunController, RunOutcome, TaskBackend
 from launcher.runs.status import Location
 from trainer.exit_codes import ExitCode
 
-COMPOSE_FILE = "compose.yaml"
 # Seconds, at most and at least, for which output is read between two checks of deadlines.
 _MAX_READ_TIME, _MIN_READ_TIME = 0.1, 0.01
 _POLL_INTERVAL = 0.5  # seconds between two polls of the containers
@@ -69,7 +67,7 @@ class RunContainers(TaskBackend):
     def start(self) -> None:
         """Have Compose start every container. Raises LauncherError, and leaves none, if one cannot be started."""
         name = self._plan.name
-        containers = start_containers(self._engine, name, self._paths.launcher_dir / COMPOSE_FILE, self._plan.start_timeout)
+        containers = start_containers(self._engine, name, self._paths.compose, self._plan.start_timeout)
         self._is_starting = False
         self._engine.set_timeout(_ANSWER_TIMEOUT)
         self._update_tasks(containers, time.monotonic())
@@ -145,7 +143,7 @@ class RunContainers(TaskBackend):
             case LineWritten(_, line) if event := task.feed(line):
                 run.on_event(task, event)
                 code = integer(event, "exit_code")
-                if event["event"] == "failed" and event.get("task", task.name) == task.name and code is not None and is_final(code):
+                if event["event"] == "failed" and event.get("task", task.name) == task.name and code is not None and _is_final(code):
                     final_code = code
             case ContainerEnded(_, code):
                 task.tracker.code = code
@@ -199,3 +197,8 @@ class RunContainers(TaskBackend):
             # Not earlier: a stop removes the sidecars' restart policy, which they need if the task starts again.
             if task.restart_at is None and exited_for >= ENGINE_RESTART_TIMEOUT:
                 self.sidecars.stop(task.name)
+
+
+def _is_final(code: int) -> bool:
+    """Return whether this exit code of a failed trainer means that a retry cannot help."""
+    return code not in {ExitCode.DONE, ExitCode.PEER_LOST, ExitCode.STOPPED}

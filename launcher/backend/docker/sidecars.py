@@ -11,6 +11,7 @@ from docker.errors import APIError
 from docker.models.containers import Container
 
 from launcher import timestamps
+from launcher.backend.docker.container_tracker import RUNNING
 from launcher.backend.docker.engine import ERRORS
 from launcher.backend.docker.stop import stop
 from launcher.render import labels
@@ -38,7 +39,7 @@ class Sidecars:
     def stop(self, task: str) -> None:
         """Stop the running sidecars of a task, on threads."""
         for container in self._by_task.get(task, []):
-            if container.status in {"running", "restarting", "paused"}:
+            if container.status in RUNNING:
                 self._run_in_thread(container, functools.partial(stop, container, self._grace))
 
     def restart_outdated(self, task: Container) -> None:

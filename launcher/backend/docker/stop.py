@@ -10,13 +10,12 @@ from docker.errors import APIError, NotFound
 from docker.models.containers import Container
 
 from launcher.backend.docker.container_status import by_task
+from launcher.backend.docker.container_tracker import RUNNING
 from launcher.backend.docker.engine import ERRORS
 from launcher.errors import LauncherError
 
 # Seconds beyond its grace period in which a container stops: a stop is up to four requests, of which each has the client's timeout.
 _STOP_MARGIN = 300.0
-# The engine's states of a container that runs, or is about to.
-_RUNNING = frozenset({"running", "paused", "restarting"})
 
 
 def stop(container: Container, grace: int) -> None:
@@ -46,7 +45,7 @@ def stop_running(containers: Iterable[Container]) -> bool:
 
     Raises LauncherError or one of engine.ERRORS if one cannot be stopped.
     """
-    running = [container for container in by_task(containers).values() if container.status in _RUNNING]
+    running = [container for container in by_task(containers).values() if container.status in RUNNING]
     errors: list[Exception] = []
     threads = [threading.Thread(target=_stop, args=(container, errors), daemon=True) for container in running]
     began = time.monotonic()

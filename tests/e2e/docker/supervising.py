@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from launcher.backend.docker.engine import Engine, endpoint
-from launcher.backend.docker.run_containers import COMPOSE_FILE, RunContainers
+from launcher.backend.docker.run_containers import RunContainers
 from launcher.cli.planning import plan_file
 from launcher.plan.models import Plan
 from launcher.render.compose import render
@@ -38,7 +38,7 @@ class Prepared:
     @property
     def file(self) -> Path:
         """Its Compose file."""
-        return self.paths.launcher_dir / COMPOSE_FILE
+        return self.paths.compose
 
     def write(self, change: Callable[[dict[str, Any]], None]) -> None:
         """Change the Compose file."""

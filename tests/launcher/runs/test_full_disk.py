@@ -49,10 +49,10 @@ def test_lost_lines_are_counted_once_there_is_space(disk: Path) -> None:
     fill(disk)
     for number in range(2000):  # the log's last page has space for some of them
         log.feed(b"line %d %s\n" % (number, b"x" * 50))
-    log.catch_up()
+    log.note_lost_lines()
     (disk / "filler").unlink()
-    log.catch_up()
-    log.catch_up()
+    log.note_lost_lines()
+    log.note_lost_lines()
     log.feed(b"after\n")
     log.close()
     first, *written, note, last = lines(disk / "chief.log")

@@ -4,6 +4,7 @@ import os
 import socket
 import sys
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -26,12 +27,12 @@ def reserve(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[int], P
 
 
 def test_no_port_is_reserved_twice_until_it_is_released(reserve: Callable[[int], PortReservation]) -> None:
-    with reserve(60) as first, reserve(60) as second:
+    with closing(reserve(60)) as first, closing(reserve(60)) as second:
         assert len({*first.ports, *second.ports}) == 120
 
 
 def test_a_server_can_listen_on_a_reserved_port_as_grpc_does(reserve: Callable[[int], PortReservation]) -> None:
-    with reserve(1) as reserved, socket.socket() as server:
+    with closing(reserve(1)) as reserved, socket.socket() as server:
         server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         server.bind(("0.0.0.0", reserved.ports[0]))
         server.listen()
@@ -41,7 +42,7 @@ def test_a_server_can_listen_on_a_reserved_port_as_grpc_does(reserve: Callable[[
 
 @linux
 def test_the_system_gives_reserved_ports_to_no_other_socket() -> None:
-    with ports.reserve_by_binding(20) as reserved:
+    with closing(ports.reserve_by_binding(20)) as reserved:
         others = [socket.socket() for _ in range(500)]
         for other in others:
             other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -56,11 +57,10 @@ def test_the_system_gives_reserved_ports_to_no_other_socket() -> None:
 
 def test_locked_ports_are_below_the_ephemeral_ones_and_can_be_locked_again(tmp_path: Path) -> None:
     directory = tmp_path / "ports"
-    with by_locking(directory)(5) as reserved:
+    with closing(by_locking(directory)(5)) as reserved:
         assert all(20_000 <= port < 32_000 for port in reserved.ports)
     assert {path.name for path in directory.iterdir()} >= {str(port) for port in reserved.ports}
-    with by_locking(directory)(5):
-        pass
+    by_locking(directory)(5).close()
 
 
 @pytest.mark.parametrize("kind", ["link", "file", "open to all"])
@@ -92,7 +92,7 @@ socket.create_connection(("127.0.0.1", int(sys.argv[1])), 10).close()
 print("answers", flush=True)
 os._exit(0)
 """)
-    with ports.reserve_by_binding(1) as reserved:
+    with closing(ports.reserve_by_binding(1)) as reserved:
         command, environment = [sys.executable, str(program), str(reserved.ports[0])], {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
         result = forked.run(command, env=environment, preload=forked.TENSORFLOW)
     assert result.stdout == "answers\n", result.stderr

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.errors import StartInterruptedError
+from launcher.errors import LauncherError, StartInterruptedError
 from launcher.plan.models import Plan, Resources, RestartRule, Task
 from launcher.runs import run_controller, state_file
 from launcher.runs.paths import RunPaths
@@ -333,7 +333,7 @@ def test_a_run_that_cannot_start_leaves_no_task_and_is_recorded(error: Exception
         raise error
 
     run.backend.start = fail  # type: ignore[method-assign]
-    with pytest.raises(type(error)):
+    with pytest.raises(LauncherError):
         run.controller.start()
     assert run.tasks["chief"].calls == ["kill"]
     snapshot = state_file.read(run.paths.state)

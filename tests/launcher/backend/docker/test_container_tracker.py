@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from launcher.backend.docker.container_status import run_state
-from launcher.backend.docker.container_tracker import ContainerTracker, is_final
+from launcher.backend.docker.container_tracker import ContainerTracker
 from launcher.backend.docker.log_stream import lines
 from launcher.runs.status import LogLine, State, TaskStatus
 from launcher.timestamps import parse_rfc3339
@@ -148,11 +148,6 @@ def test_the_reason_of_a_failure_is_the_task_s_own_or_that_memory_ran_out(golden
     tracker.update(container("exited", 137, OOMKilled=True))
     assert tracker.state()[1].startswith("out of memory")
     golden(tracker.status().remedy)
-
-
-@pytest.mark.parametrize("code, final", [(0, False), (2, True), (75, False), (143, False), (1, True), (137, True)])
-def test_which_ends_are_final_when_the_trainer_failed_for_good(code: int, final: bool) -> None:
-    assert is_final(code) is final
 
 
 def test_the_engine_s_times_have_nine_digits_or_none() -> None:

@@ -246,3 +246,8 @@ def test_a_wrong_configuration_is_final_as_soon_as_the_engine_reports_the_exit_c
     run = Failures(containers)
     containers._receive(ContainerEnded("chief", code), run)
     assert (run.codes, containers.tasks[0].tracker.code) == (codes, code)
+
+
+@pytest.mark.parametrize("code, final", [(0, False), (2, True), (75, False), (143, False), (1, True), (137, True)])
+def test_which_ends_are_final_when_the_trainer_failed_for_good(code: int, final: bool) -> None:
+    assert run_containers._is_final(code) is final
