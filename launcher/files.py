@@ -1,5 +1,6 @@
 """Reads JSON objects, and writes files that may hold secrets: values of `env` are in them as plain text."""
 
+import contextlib
 import json
 import os
 import stat
@@ -41,6 +42,22 @@ def write(path: Path, text: str, *, private: bool) -> None:
         if stat.S_ISREG(os.fstat(file.fileno()).st_mode):  # others use /dev/null and pipes, too
             os.fchmod(file.fileno(), 0o600)  # an existing file keeps its mode when it is opened
         file.write(text)
+
+
+def write_json(path: Path, document: Any, *, indent: int | None = 2, private: bool = False) -> None:
+    """Replace a file atomically by a JSON document. Raises OSError.
+
+    Only its owner may read the file if it is `private`, or if the file that it replaces was.
+    """
+    text = json.dumps(document, indent=indent, separators=None if indent else (",", ":"))
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        write(temporary, text + "\n", private=private or is_private(path))
+        temporary.replace(path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise
 
 
 def is_private(path: Path) -> bool:

@@ -1,4 +1,4 @@
-"""Progress events: one JSON object a line on stdout for machines, or a readable line for people.
+"""Progress events: one JSON object per line on stdout for machines, or a readable line for people.
 
 Every event has `event` (its kind), `time` (seconds since the epoch) and `task` (`chief`, `worker-0`).
 FIELDS lists what each kind adds. The launcher reads the same lines back with `parse`. A program's own line that begins like an event is

@@ -47,7 +47,7 @@ class PlainView:
 
 
 class JsonView:
-    """Every event unchanged, one JSON object a line; other output as events named `output`. The launcher's own lines go to stderr."""
+    """Every event unchanged, one JSON object per line; other output as events named `output`. The launcher's own lines go to stderr."""
 
     def __enter__(self) -> Self:
         return self

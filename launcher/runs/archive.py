@@ -24,7 +24,7 @@ LISTENING = "listening"  # the line that the server prints once it listens
 _CHUNK = 1 << 20
 WINDOW = 1 << 20  # bytes; the reader acknowledges each window of a stream by one byte, so no more is in transit
 _MAX_OPEN_FILES = 100  # files of a directory; a system may allow a process only 256
-_TRIES = 5  # to list and open files while a running run deletes some, such as old checkpoints
+_MAX_ATTEMPTS = 5  # to list and open files while a running run deletes some, such as old checkpoints
 
 
 def existing_paths(run_dir: Path, paths: Mapping[str, Sequence[str]]) -> dict[str, str]:
@@ -49,15 +49,15 @@ class OpenFiles:
 
     def __init__(self, directory: Path) -> None:
         self._open, self._open_count = ExitStack(), 0
-        for attempt in range(1, _TRIES + 1):
+        for attempt in range(1, _MAX_ATTEMPTS + 1):
             top = directory.resolve(strict=True)  # resolved on each try: the link's target may have changed
             try:
-                self._entries = [(path, *self._entry(path, top)) for path in _below(top)]
+                self._entries = [(path, *self._entry(path, top)) for path in _walk(top)]
                 break
             except FileNotFoundError:
                 self._open.close()
                 self._open_count = 0
-                if attempt == _TRIES:
+                if attempt == _MAX_ATTEMPTS:
                     raise
         self.size = sum(info.size for _, info, _ in self._entries)  # bytes of all files
 
@@ -72,7 +72,7 @@ class OpenFiles:
                 yield info.tobuf()
                 continue
             with ExitStack() as opened:
-                yield from _file(path, info, file or opened.enter_context(_open(path)))
+                yield from _file_entry(path, info, file or opened.enter_context(_open(path)))
         yield bytes(2 * tarfile.BLOCKSIZE)
 
     def _entry(self, path: Path, top: Path) -> tuple[tarfile.TarInfo, BinaryIO | None]:
@@ -93,7 +93,7 @@ class OpenFiles:
         return info, None
 
 
-def _below(top: Path) -> Iterator[Path]:
+def _walk(top: Path) -> Iterator[Path]:
     yield top
     for directory, directories, files in os.walk(top, onerror=_raise) if top.is_dir() else ():
         directories.sort()
@@ -111,7 +111,7 @@ def _open(path: Path) -> BinaryIO:
     return os.fdopen(os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0)), "rb")
 
 
-def _file(path: Path, info: tarfile.TarInfo, file: BinaryIO) -> Iterator[bytes]:
+def _file_entry(path: Path, info: tarfile.TarInfo, file: BinaryIO) -> Iterator[bytes]:
     yield info.tobuf()
     remaining = info.size
     while remaining:
@@ -134,8 +134,8 @@ def _flow_controlled(chunks: Iterator[bytes], reader: BinaryIO | BufferedIOBase)
             raise ConnectionError("the reader is gone")
 
 
-def serve(run_dir: Path, paths: Mapping[str, Sequence[str]], digest: str, port: int, idle: float) -> None:
-    """Serve `GET /<name of one of the paths>` on loopback, as a tar stream in chunks, until no request has come for `idle` seconds.
+def serve(run_dir: Path, paths: Mapping[str, Sequence[str]], digest: str, port: int, idle_timeout: float) -> None:
+    """Serve `GET /<name of one of the paths>` on loopback, as a tar stream in chunks, until no request has come for `idle_timeout` seconds.
 
     The server waits for its reader after each WINDOW, because a port forwarder buffers all data that is not read yet, and copies the buffer
     for each chunk. Requests need the token whose SHA-256 is `digest`. If the run has no such path, the answer is 404 with a JSON list of
@@ -144,7 +144,7 @@ def serve(run_dir: Path, paths: Mapping[str, Sequence[str]], digest: str, port: 
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"  # for chunked encoding, which shows a missing end
-        timeout = idle  # the client may be gone without closing the connection
+        timeout = idle_timeout  # the client may be gone without closing the connection
 
         def do_GET(self) -> None:
             token_digest = hashlib.sha256(self.headers.get(TOKEN_HEADER, "").encode()).hexdigest()
@@ -176,7 +176,7 @@ def serve(run_dir: Path, paths: Mapping[str, Sequence[str]], digest: str, port: 
             pass
 
     class Server(HTTPServer):
-        timeout = idle
+        timeout = idle_timeout
         is_idle = False
 
         def handle_timeout(self) -> None:

@@ -13,7 +13,6 @@ from typing import Any
 from urllib.parse import quote
 
 from launcher import files
-from launcher.runs import state_file
 from launcher.runs.os_errors import translate_os_errors
 from launcher.runs.paths import KUBERNETES_STATE_DIR
 
@@ -51,7 +50,7 @@ def record_start(runs: Path, ref: NamespaceRef, run: str) -> Callable[[], None]:
     start = {"context": ref.context, "namespace": ref.namespace, "said": ref.is_explicit, "started": time.time()}
     with translate_os_errors(f"noting where {run} is"):
         file.parent.mkdir(parents=True, exist_ok=True)
-        state_file.write_json(file, start)
+        files.write_json(file, start)
     return lambda: _restore(file, before)
 
 
@@ -60,7 +59,7 @@ def _restore(file: Path, before: dict[str, Any] | None) -> None:
         if before is None:
             file.unlink(missing_ok=True)
         else:
-            state_file.write_json(file, before)
+            files.write_json(file, before)
 
 
 def last_started(runs: Path, run: str, context: str | None, namespace: str | None) -> NamespaceRef:
@@ -106,7 +105,7 @@ def _migrate(runs: Path, run: str) -> None:
                 log.rename(target)
         if not (new / _START_FILE).exists():
             new.mkdir(parents=True, exist_ok=True)
-            state_file.write_json(
+            files.write_json(
                 new / _START_FILE,
                 {"context": ref.context, "namespace": ref.namespace, "said": False, "started": (old / _START_FILE).stat().st_mtime},
             )

@@ -62,7 +62,7 @@ class LogWriter:
         _end_last_line(self._fd)
         self._lines = LineWriter(self._fd, "--- launcher: ")
         self._partial = b""
-        self._in_line = False  # the partial line continues one that was cut
+        self._is_continuation = False  # the partial line continues one that was cut
         self._latest = _last_time(path)
         self.bytes_fed = 0
 
@@ -70,18 +70,18 @@ class LogWriter:
         """Write output of the task; return the lines that are complete now, without their line ends."""
         self.bytes_fed += len(output)
         *lines, self._partial = (self._partial + output).split(b"\n")
-        if lines and self._in_line:
-            lines[0], self._in_line = escaped(lines[0]), False
+        if lines and self._is_continuation:
+            lines[0], self._is_continuation = escaped(lines[0]), False
         if len(self._partial) > LONGEST_LINE:
-            lines.append(escaped(self._partial) if self._in_line else self._partial)
-            self._partial, self._in_line = b"", True
+            lines.append(escaped(self._partial) if self._is_continuation else self._partial)
+            self._partial, self._is_continuation = b"", True
         self._write(lines)
         return lines
 
     def end(self) -> list[bytes]:
         """Write the last line even if it has no line end; return it."""
         lines = self.feed(b"\n") if self._partial else []
-        self._in_line = False  # if the line that was too long has ended without a rest
+        self._is_continuation = False  # if the line that was too long has ended without a rest
         return lines
 
     def note(self, text: str) -> None:

@@ -22,16 +22,16 @@ _CLOCK_TOLERANCE = 0.05  # seconds by which a file's time may be behind the cloc
 _KILLED = "the launcher's supervisor was killed"
 
 
-def find_recorded(paths: RunPaths, snapshot: Snapshot) -> dict[str, list[int]]:
+def _find_recorded(paths: RunPaths, snapshot: Snapshot) -> dict[str, list[int]]:
     """Return the recorded processes that still run, by task: only those that certainly belong to this run, none if its directory is a copy."""
     if _is_copy(paths, snapshot):
         return {}
     orphans = {}
     for name, leader in snapshot.processes.items():
-        members = process_identity.session(leader.pid)
+        members = process_identity.session_members(leader.pid)
         if not process_identity.alive(leader):
             # The id may belong to another session now, whose members do not have this run in their environment.
-            members = [pid for pid in members if process_identity.belongs(pid, run_dir=str(paths.run_dir))]
+            members = [pid for pid in members if process_identity.started_for(pid, run_dir=str(paths.run_dir))]
         if members:
             orphans[name] = members
     return orphans
@@ -39,7 +39,7 @@ def find_recorded(paths: RunPaths, snapshot: Snapshot) -> dict[str, list[int]]:
 
 def interrupted(paths: RunPaths, snapshot: Snapshot) -> RunStatus:
     """Return the status of a run whose supervisor was gone before the run had ended."""
-    orphans = find_recorded(paths, snapshot)
+    orphans = _find_recorded(paths, snapshot)
     running = ", ".join(f"{name} (pid {members[0]})" for name, members in orphans.items())
     reason = f"{_KILLED}; still running: {running}; `launcher down {paths.name}` ends that" if orphans else _KILLED
     tasks = tuple(
@@ -65,11 +65,11 @@ def clear(paths: RunPaths, *, now: bool) -> int:
         return 0
     try:
         deadline = time.monotonic() + (0 if now else snapshot.grace_period)
-        while (orphans := find_recorded(paths, snapshot)) and time.monotonic() < deadline:
+        while (orphans := _find_recorded(paths, snapshot)) and time.monotonic() < deadline:
             time.sleep(_POLL_INTERVAL)
         for name in orphans:
             process_identity.kill_session(snapshot.processes[name].pid)
-        if orphans and (remaining := find_recorded(paths, snapshot)):
+        if orphans and (remaining := _find_recorded(paths, snapshot)):
             # The state stays unchanged, so that the next stop tries again.
             pids = ", ".join(f"{name} (pid {members[0]})" for name, members in remaining.items())
             raise LauncherError(
@@ -81,17 +81,17 @@ def clear(paths: RunPaths, *, now: bool) -> int:
         os.close(lock_fd)
 
 
-def find_all(paths: RunPaths) -> list[int]:
+def _find_all(paths: RunPaths) -> list[int]:
     """Return the ids of all processes that have this run in their environment, if no supervisor holds its lock.
 
     It needs no record, which is gone if the run's directory was removed.
     """
-    return [] if locks.held(paths.lock) else process_identity.tasks_of(str(paths.run_dir))
+    return [] if locks.held(paths.lock) else process_identity.task_pids(str(paths.run_dir))
 
 
 def describe_all(paths: RunPaths) -> str:
-    """Return the processes of `find_all` as text, `process 12, 34`; empty if there are none."""
-    return _described(pids) if (pids := find_all(paths)) else ""
+    """Return the processes of `_find_all` as text, `process 12, 34`; empty if there are none."""
+    return _described(pids) if (pids := _find_all(paths)) else ""
 
 
 def _described(pids: list[int]) -> str:
@@ -99,8 +99,8 @@ def _described(pids: list[int]) -> str:
 
 
 def kill_all(paths: RunPaths) -> int:
-    """Kill the processes of `find_all`; return how many there were. Raises LauncherError if some remain."""
-    pids = find_all(paths)
+    """Kill the processes of `_find_all`; return how many there were. Raises LauncherError if some remain."""
+    pids = _find_all(paths)
     for pid in pids:
         process_identity.kill_session(process_identity.session_of(pid) or pid)
     if remaining := describe_all(paths):
@@ -111,7 +111,7 @@ def kill_all(paths: RunPaths) -> int:
 def wait_until_gone(paths: RunPaths, timeout: float) -> str:
     """Wait until no process of the run remains: a supervisor whose directory was removed ends them. Return those that remain as text, or ""."""
     deadline = time.monotonic() + timeout
-    while (pids := process_identity.tasks_of(str(paths.run_dir))) and time.monotonic() < deadline:
+    while (pids := process_identity.task_pids(str(paths.run_dir))) and time.monotonic() < deadline:
         time.sleep(_POLL_INTERVAL)
     return _described(pids) if pids else ""
 

@@ -70,12 +70,12 @@ def alive(identity: Identity) -> bool:
     return identify(identity.pid) == identity
 
 
-def session(leader: int) -> list[int]:
+def session_members(leader: int) -> list[int]:
     """Return the processes of the session that `leader` leads, itself included, without zombies."""
     return [pid for pid in _running() if session_of(pid) == leader]
 
 
-def belongs(pid: int, *, run_dir: str) -> bool:
+def started_for(pid: int, *, run_dir: str) -> bool:
     """Return whether a process was started for the run in `run_dir`, by its environment; if that cannot be read, False on Linux, else True."""
     try:
         return b"RUN_DIR=" + os.fsencode(run_dir) in _environment(pid)
@@ -83,7 +83,7 @@ def belongs(pid: int, *, run_dir: str) -> bool:
         return not _LINUX
 
 
-def tasks_of(run_dir: str) -> list[int]:
+def task_pids(run_dir: str) -> list[int]:
     """Return the processes that any launcher has started as tasks of the run in `run_dir`; none off Linux."""
     run_dir_entry, task_prefix = b"RUN_DIR=" + os.fsencode(run_dir), b"TRAINER_LIFELINE="
     pids = []
@@ -111,7 +111,7 @@ def send(pid: int, number: int) -> bool:
 def kill_session(leader: int) -> None:
     """Kill (SIGKILL) every member of a session, also those that are forked meanwhile. Some may remain."""
     deadline = time.monotonic() + _KILL_TIMEOUT
-    while (members := session(leader)) and time.monotonic() < deadline:
+    while (members := session_members(leader)) and time.monotonic() < deadline:
         for pid in members:
             with contextlib.suppress(PermissionError):
                 send(pid, signal.SIGKILL)

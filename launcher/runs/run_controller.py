@@ -1,7 +1,7 @@
 """The supervisor of a run: starts and restarts its tasks, enforces deadlines, stops the tasks in order, and records the run's state.
 
 A run has one such process. One thread makes all decisions; under Docker, others only wait for the engine's events. A backend provides
-the tasks (`ControlledTask`) and reports their events (`TaskBackend`); the decisions are made here, the same for processes and containers. SIGTERM or
+the tasks (`ControlledTask`) and reports their events (`RunBackend`); the decisions are made here, the same for processes and containers. SIGTERM or
 SIGINT asks every task to save and stop; a second one, a second or more later, or SIGQUIT, kills. If the launcher in the foreground is gone, the run stops as if asked to.
 """
 
@@ -127,7 +127,7 @@ class RunOutcome:
     lost_at: float | None
 
 
-class TaskBackend(ABC):
+class RunBackend(ABC):
     """A backend's part in one run: it waits for events of tasks, starts them, and cleans up after them."""
 
     name: str
@@ -163,7 +163,7 @@ class TaskBackend(ABC):
 class RunController:
     """One run from the start of its tasks to its end."""
 
-    def __init__(self, paths: RunPaths, plan: Plan, tasks: Sequence[ControlledTask], backend: TaskBackend) -> None:
+    def __init__(self, paths: RunPaths, plan: Plan, tasks: Sequence[ControlledTask], backend: RunBackend) -> None:
         self._paths, self._plan, self._backend = paths, plan, backend
         self._tasks = {task.name: task for task in tasks}
         self._leader = self._tasks[plan.required_tasks[0]]
@@ -200,7 +200,7 @@ class RunController:
         """Supervise the run until all its tasks have ended, or can no longer be observed."""
         while not self._is_over():
             self._backend.wait(self, self._seconds_until_due())
-            self._enforce_deadlines()
+            self._run_due_actions()
             self._stop_next_group()
             self._check_directory()
             if self._state_writer.save_if_due():
@@ -238,7 +238,7 @@ class RunController:
         if number in _STOP_REASONS:
             # The end of the launcher during a stop is no second request.
             repeated = number is not None and time.monotonic() > (self._stop_requested_at or time.monotonic()) + _SAME_STOP_SECONDS
-            self._stop(_STOP_REASONS[number], at_once=number == signal.SIGQUIT or repeated)
+            self._stop_on_request(_STOP_REASONS[number], at_once=number == signal.SIGQUIT or repeated)
 
     def on_unreachable(self, reason: str) -> None:
         """Give up a run whose tasks can no longer be observed, though they may continue."""
@@ -265,12 +265,12 @@ class RunController:
         self._state_writer.changed()
         if self._shutdown:
             self._record_final_state(task, self._shutdown)
-        elif self._is_surplus(task):
+        elif self._no_longer_needed(task):
             done = code == ExitCode.DONE
             reason = "its container was removed" if code is None else task.tracker.exit_reason(code)
             task.mark_ended(State.SUCCEEDED if done else State.STOPPED, "" if done else reason)
         elif code is None:
-            self._stop_all(State.FAILED, f"the container of {task.name} was removed")
+            self._begin_shutdown(State.FAILED, f"the container of {task.name} was removed")
         else:
             self._apply_decision(task, code)
 
@@ -280,16 +280,16 @@ class RunController:
         if self._shutdown:
             return
         reason = task.tracker.exit_reason(code)
-        if self._is_surplus(task):
+        if self._no_longer_needed(task):
             task.mark_ended(State.STOPPED, reason)
             self._state_writer.changed()
             return
         task.mark_ended(State.FAILED, reason)
         attempt = task.tracker.attempt
         message = with_remedy(f"{task.name} failed on attempt {attempt} (exit code {code}): {reason}", task.tracker.remedy(State.FAILED))
-        self._stop_all(State.FAILED, message, task.name)
+        self._begin_shutdown(State.FAILED, message, task.name)
 
-    def _is_surplus(self, task: ControlledTask) -> bool:
+    def _no_longer_needed(self, task: ControlledTask) -> bool:
         """Return whether the run no longer needs a task: the leader has succeeded, and the run waits only for other required tasks."""
         return self._state(self._leader.name) is State.SUCCEEDED and task.name not in self._plan.required_tasks
 
@@ -307,7 +307,7 @@ class RunController:
             case RestartDecision.RESTART | RestartDecision.RESTART_UNCOUNTED as decision:
                 self._restart(task, task.tracker.exit_reason(code), counts=decision is RestartDecision.RESTART)
 
-    def _enforce_deadlines(self) -> None:
+    def _run_due_actions(self) -> None:
         now = time.monotonic()
         if _due(self._notifier.due, now):
             self._notifier.send_due(self._status())
@@ -316,9 +316,9 @@ class RunController:
             waiting = [f"{name} is {reason}" for name, (state, reason) in states.items() if state is State.PENDING and reason]
             waiting += [f"{name} is restarting: {reason}" for name, (state, reason) in states.items() if state is State.RESTARTING]
             detail = f": {'; '.join(waiting)}" if waiting else ""
-            self._stop_all(State.FAILED, f"training did not start within the start timeout of {self._plan.start_timeout:g} s{detail}")
+            self._begin_shutdown(State.FAILED, f"training did not start within the start timeout of {self._plan.start_timeout:g} s{detail}")
         if not self._shutdown and _due(self._done_by, now):
-            self._stop_all(State.FAILED, f"not done within the deadline of {self._plan.deadline:g} s")
+            self._begin_shutdown(State.FAILED, f"not done within the deadline of {self._plan.deadline:g} s")
         for task in self._tasks.values():
             if _due(task.restart_at, now):
                 self._start_again(task)
@@ -337,7 +337,7 @@ class RunController:
         self._directory_lost = True
         self._state_writer.disable()
         at_once = self._backend.on_directory_lost()
-        self._stop(f"{self._paths.run_dir} was removed or replaced while the run ran", at_once=at_once)
+        self._stop_on_request(f"{self._paths.run_dir} was removed or replaced while the run ran", at_once=at_once)
 
     # Reactions
 
@@ -349,7 +349,7 @@ class RunController:
             cause = f"it could not be started: {error.strerror}"
             if task.tracker.restarts_exhausted:
                 task.mark_ended(State.FAILED, cause)
-                self._stop_all(State.FAILED, f"{task.name}: {cause}", task.name)
+                self._begin_shutdown(State.FAILED, f"{task.name}: {cause}", task.name)
             else:
                 self._restart(task, cause, counts=True)
         self._state_writer.changed()
@@ -385,9 +385,9 @@ class RunController:
             if task.restart_at is not None:
                 task.mark_ended(State.STOPPED, "the run ended before it was started again")
 
-    def _stop(self, reason: str, *, at_once: bool) -> None:
+    def _stop_on_request(self, reason: str, *, at_once: bool) -> None:
         self._stop_requested_at = self._stop_requested_at or time.monotonic()
-        shutdown = self._shutdown or self._stop_all(State.STOPPED, reason)
+        shutdown = self._shutdown or self._begin_shutdown(State.STOPPED, reason)
         if at_once:
             log_message("killing every task")
             shutdown.remaining_groups.clear()
@@ -399,7 +399,7 @@ class RunController:
             elif task.stop_at is not None:
                 task.stop_at = time.monotonic()
 
-    def _stop_all(self, state: State, reason: str, task_name: str = "") -> Shutdown:
+    def _begin_shutdown(self, state: State, reason: str, task_name: str = "") -> Shutdown:
         log_message(f"stopping: {reason}")
         may_save = self._progress.ready or not self._runs_built_in_trainer
         grace = self._plan.grace_period if may_save else min(stop_order.UNTRAINED_GRACE_PERIOD, self._plan.grace_period)

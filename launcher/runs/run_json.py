@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from launcher import files
-from launcher.runs import state_file
 from launcher.runs.paths import RunPaths
 from launcher.runs.status import RunStatus, State
 
@@ -38,4 +37,4 @@ def record_outcome(paths: RunPaths, outcome: State, reason: str) -> None:
     if record is None or record.get("state") not in _OUTDATED.get(outcome, ()):
         return
     with contextlib.suppress(OSError):  # state.json has the outcome, too
-        state_file.write_json(paths.run_json, record | {"state": str(outcome), "reason": reason, "updated": time.time()})
+        files.write_json(paths.run_json, record | {"state": str(outcome), "reason": reason, "updated": time.time()})

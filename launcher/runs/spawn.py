@@ -12,13 +12,12 @@ from io import FileIO
 from typing import Any
 
 from launcher.errors import LauncherError, StartInterruptedError, UsageError
-from launcher.files import json_object
+from launcher.files import json_object, write_json
 from launcher.plan.machine import search_path, source_directory
 from launcher.plan.models import Plan
 from launcher.plan.plan_json import to_document
 from launcher.runs import locks, process_identity
 from launcher.runs.paths import RunPaths
-from launcher.runs.state_file import write_json
 from launcher.spec.role_programs import sets_variables
 
 # Another verb may be checking the lock at this moment, or a supervisor may be about to exit.

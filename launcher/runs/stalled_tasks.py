@@ -33,7 +33,7 @@ class Stall:
         elif event["event"] in _RESUMED:
             self.activity, self.since, self.message = "", None, ""
 
-    def added_to(self, task: TaskStatus) -> TaskStatus:
+    def apply_to(self, task: TaskStatus) -> TaskStatus:
         """Return the status of the task with the stall added."""
         if self.activity and task.state is State.RUNNING and not task.reason:
             task = replace(task, stalled=self.activity, stalled_since=self.since, reason=self.message)

@@ -1,16 +1,13 @@
 """The supervisor's state file, which other processes read: it is replaced atomically."""
 
-import contextlib
 import dataclasses
-import json
-import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from launcher import files
 from launcher.runs.process_identity import Identity
-from launcher.runs.status import RunStatus, run_status_of
+from launcher.runs.status import RunStatus, run_status_from_json
 
 _VERSION = 1
 
@@ -29,7 +26,7 @@ class Snapshot:
 
 def write(path: Path, snapshot: Snapshot) -> None:
     """Replace the file. Raises OSError, for example if the disk is full; the old file stays then."""
-    write_json(path, {"version": _VERSION, **dataclasses.asdict(snapshot)}, indent=None)
+    files.write_json(path, {"version": _VERSION, **dataclasses.asdict(snapshot)}, indent=None)
 
 
 def read(path: Path) -> Snapshot | None:
@@ -51,26 +48,10 @@ def exists(path: Path) -> bool:
         return True
 
 
-def write_json(path: Path, document: Any, *, indent: int | None = 2, private: bool = False) -> None:
-    """Replace a file atomically by a JSON document. Raises OSError.
-
-    Only its owner may read the file if it is `private`, or if the file that it replaces was.
-    """
-    text = json.dumps(document, indent=indent, separators=None if indent else (",", ":"))
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        files.write(temporary, text + "\n", private=private or files.is_private(path))
-        temporary.replace(path)
-    except OSError:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
-        raise
-
-
 def _snapshot(document: dict[str, Any]) -> Snapshot:
     supervisor = document.pop("supervisor")
     return Snapshot(
-        status=run_status_of(document.pop("status")),
+        status=run_status_from_json(document.pop("status")),
         supervisor=Identity(**supervisor) if supervisor else None,
         processes={name: Identity(**process) for name, process in document.pop("processes").items()},
         **document,

@@ -162,7 +162,7 @@ class RunStatus:
         return dataclasses.replace(self, state=state, reason=reason, ended=ended, **own | changes)
 
 
-def run_status_of(document: dict[str, Any]) -> RunStatus:
+def run_status_from_json(document: dict[str, Any]) -> RunStatus:
     """Return the status read from JSON that was written from `dataclasses.asdict`. Raises KeyError, TypeError or ValueError."""
     location = document.get("run_dir")  # older launchers have written a text
     typed = {

@@ -137,7 +137,7 @@ class TaskTracker:
             ended=self.ended,
             **vars(self.progress),
         )
-        return self.stall.added_to(status)
+        return self.stall.apply_to(status)
 
     def _apply_restart(self, at: float, cause: str, *, counts: bool) -> None:
         """Record that its process or container was replaced, and reset the count of restarts in place."""

@@ -34,8 +34,8 @@ def _recorded(directory: Path) -> list[int]:
     supervisor = snapshot.supervisor
     supervisor_pid = [supervisor.pid] if supervisor and process_identity.alive(supervisor) else []
     leaders = [leader for leader in snapshot.processes.values() if process_identity.alive(leader)]
-    return supervisor_pid + [pid for leader in leaders for pid in process_identity.session(leader.pid)]
+    return supervisor_pid + [pid for leader in leaders for pid in process_identity.session_members(leader.pid)]
 
 
 def _belongs(pid: int, directory: Path) -> bool:
-    return process_identity.identify(pid) is not None and process_identity.belongs(pid, run_dir=str(directory))
+    return process_identity.identify(pid) is not None and process_identity.started_for(pid, run_dir=str(directory))

@@ -57,9 +57,9 @@ class DockerBackend:
 
     def prepare(self, run: PlannedRun) -> Iterator[str]:
         """Find or build the image; yield messages that say which one, and why."""
-        from launcher.backend.docker import image_prep
+        from launcher.backend.docker import preparation
 
-        return image_prep.prepare(spec_of(run.spec), self._engine.endpoint)
+        return preparation.prepare(spec_of(run.spec), self._engine.endpoint)
 
     def start(self, run: PlannedRun, *, is_cancelled: Callable[[], bool] | None = None) -> None:
         """Start the containers; return once each has started. Raises UsageError if the run is already running."""

@@ -14,7 +14,7 @@ from launcher.runs.event_lines import LONGEST_LINE, log_line
 from launcher.runs.status import LogLine
 
 # Each line of the engine's log begins with a time in RFC 3339, with nanoseconds, and a space.
-_STAMP = len("2026-01-31T00:00:00.000000000Z ")
+_STAMP_LENGTH = len("2026-01-31T00:00:00.000000000Z ")
 # The header of a frame: its stream, three unused bytes, the frame's length (engine API, "Stream format" of attach).
 _HEADER = struct.Struct(">BxxxL")
 
@@ -25,8 +25,8 @@ def lines(frames: Iterable[bytes], task: str, *, has_parent: bool = True) -> Ite
     for frame in frames:
         for piece in re.findall(rb"[^\n]*\n|[^\n]+", frame):
             if not partial:
-                stamp = piece[: _STAMP - 1].decode("ascii", "replace")
-            partial += piece[_STAMP:]
+                stamp = piece[: _STAMP_LENGTH - 1].decode("ascii", "replace")
+            partial += piece[_STAMP_LENGTH:]
             ends = piece.endswith(b"\n")
             if ends or len(partial) > LONGEST_LINE:
                 yield stamp, _line(stamp, task, bytes(partial), has_events=has_parent and not is_continuation)

@@ -23,7 +23,7 @@ from launcher.errors import StartInterruptedError
 from launcher.plan.models import Plan
 from launcher.runs.paths import RunPaths
 from launcher.runs.progress import integer
-from launcher.runs.run_controller import RunController, RunOutcome, TaskBackend
+from launcher.runs.run_controller import RunBackend, RunController, RunOutcome
 from launcher.runs.status import Location
 from trainer.exit_codes import ExitCode
 
@@ -42,7 +42,7 @@ def controller(paths: RunPaths, plan: Plan, lifeline: int | None) -> RunControll
     return RunController(paths, plan, containers.tasks, containers)
 
 
-class RunContainers(TaskBackend):
+class RunContainers(RunBackend):
     """The containers of one run."""
 
     name = "docker"

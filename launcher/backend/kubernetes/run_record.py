@@ -19,7 +19,7 @@ from launcher.errors import LauncherError, UsageError
 from launcher.files import json_object
 from launcher.render.kubernetes.objects import Run, checked, metadata
 from launcher.runs import process_identity
-from launcher.runs.status import RunStatus, TaskStatus, run_status_of
+from launcher.runs.status import RunStatus, TaskStatus, run_status_from_json
 
 RECORD_COMPONENT = "record"
 # Keys of its data.
@@ -365,7 +365,7 @@ def _annotations(record: Object | None) -> dict[str, str]:
 def status_from_json(text: str) -> RunStatus | None:
     """Return the status from its JSON; None if the text is not a status of this version."""
     try:
-        return run_status_of(json.loads(text))
+        return run_status_from_json(json.loads(text))
     except (AttributeError, KeyError, TypeError, ValueError):
         return None
 

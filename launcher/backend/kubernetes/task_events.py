@@ -52,4 +52,4 @@ def _with_events(task: TaskStatus, tracker: TaskTracker) -> TaskStatus:
     found: dict[str, Any] = {"restarts": restarts, "restarts_left": left, **vars(tracker.progress)}
     if tracker.reported and task.state is State.RUNNING and not task.reason:
         found |= dict(zip(("state", "reason"), tracker.reported, strict=True))
-    return tracker.stall.added_to(dataclasses.replace(task, **found))
+    return tracker.stall.apply_to(dataclasses.replace(task, **found))

@@ -19,13 +19,13 @@ from launcher.runs.state_writer import log_message
 from launcher.runs.task_tracker import TaskTracker
 from trainer import stacks
 from trainer.events import EVENT_PREFIX, Event, parse
-from trainer.exit_codes import ExitCode, exit_code_of
+from trainer.exit_codes import SIGKILL, ExitCode, exit_code_of
 
 _READ_SIZE = 64 * 1024
 # The most bytes that are read from the pipe once a task has ended: the capacity of the largest pipe that a user may have.
 _MAX_DRAIN = 1024 * 1024
 _KILL_INTERVAL = 5.0
-_SIGNAL_REASONS = {137: "killed by SIGKILL (out of memory?)", 143: "asked to stop from outside"}
+_SIGNAL_REASONS = {SIGKILL: "killed by SIGKILL (out of memory?)", ExitCode.STOPPED: "asked to stop from outside"}
 
 
 class ProcessTask(ControlledTask):
@@ -110,11 +110,11 @@ class ProcessTask(ControlledTask):
         return self._take_lines(self.log.feed(output) if output else self.log.end()), bool(output)
 
     def poll(self) -> int | None:
-        """Return the exit code once the process has ended, as shells give it; the caller then calls `exited`."""
+        """Return the exit code once the process has ended, as shells give it; the caller then calls `finish`."""
         code = self._process.poll() if self._process else None
         return None if code is None else exit_code_of(code)
 
-    def exited(self, code: int) -> list[Event]:
+    def finish(self, code: int) -> list[Event]:
         """Clean up after the process: kill the rest of its session and read its last output; return the events."""
         if self._process is None:
             return []

@@ -10,16 +10,17 @@ import selectors
 import shutil
 import signal
 
+from launcher import files
 from launcher.backend.local.lifelines import Lifelines
 from launcher.backend.local.process_task import ProcessTask
 from launcher.backend.local.signal_pipe import SignalPipe
 from launcher.plan.addresses import LOOPBACK, with_addresses
 from launcher.plan.models import Plan
 from launcher.plan.plan_json import to_document
-from launcher.runs import orphans, ports, run_json, state_file, stop_order
+from launcher.runs import orphans, ports, run_json, stop_order
 from launcher.runs.paths import RunPaths
 from launcher.runs.process_identity import Identity
-from launcher.runs.run_controller import RunController, RunOutcome, TaskBackend
+from launcher.runs.run_controller import RunBackend, RunController, RunOutcome
 from launcher.runs.status import Location
 
 # Without a handler SIGHUP would end the supervisor; the controller ignores it.
@@ -37,7 +38,7 @@ def controller(paths: RunPaths, plan: Plan, lifeline: int | None) -> RunControll
     return RunController(paths, plan, processes.tasks, processes)
 
 
-class RunProcesses(TaskBackend):
+class RunProcesses(RunBackend):
     """The processes of one run."""
 
     name = "local"
@@ -58,7 +59,7 @@ class RunProcesses(TaskBackend):
         """Start every task. Raises OSError if the system refuses."""
         shutil.rmtree(self._paths.scratch, ignore_errors=True)  # an earlier run's stop files would stop this run's servers
         self._paths.scratch.mkdir()
-        state_file.write_json(self._paths.plan, to_document(self._plan))
+        files.write_json(self._paths.plan, to_document(self._plan))
         for task in self.tasks:
             task.start()
 
@@ -69,7 +70,7 @@ class RunProcesses(TaskBackend):
         for task in self.tasks:
             if task.running and (code := task.poll()) is not None:
                 self._forget(task)
-                for event in task.exited(code):
+                for event in task.finish(code):
                     run.on_event(task, event)
                 run.on_exit(task, code)
 

@@ -32,11 +32,11 @@ def test_a_session_is_killed_with_children_in_groups_of_their_own() -> None:
     leader = subprocess.Popen([sys.executable, "-c", program], start_new_session=True, stdout=subprocess.PIPE, text=True)
     assert leader.stdout is not None
     grandchild = int(leader.stdout.readline())
-    assert set(process_identity.session(leader.pid)) == {leader.pid, grandchild}
+    assert set(process_identity.session_members(leader.pid)) == {leader.pid, grandchild}
     process_identity.kill_session(leader.pid)
     leader.wait(5)
     leader.stdout.close()
-    assert process_identity.session(leader.pid) == []
+    assert process_identity.session_members(leader.pid) == []
     assert process_identity.identify(grandchild) is None
 
 
@@ -44,8 +44,8 @@ def test_a_process_of_a_run_is_recognized_by_its_environment() -> None:
     child = subprocess.Popen(SLEEP, env={**os.environ, "RUN_DIR": "/runs/one"})
     try:
         time.sleep(0.05)
-        assert process_identity.belongs(child.pid, run_dir="/runs/one")
-        assert not process_identity.belongs(child.pid, run_dir="/runs/on") or sys.platform != "linux"
+        assert process_identity.started_for(child.pid, run_dir="/runs/one")
+        assert not process_identity.started_for(child.pid, run_dir="/runs/on") or sys.platform != "linux"
     finally:
         child.kill()
         child.wait(5)

@@ -12,7 +12,7 @@ from launcher.plan.models import Plan, Resources, RestartRule, Task
 from launcher.runs import run_controller, state_file
 from launcher.runs.paths import RunPaths
 from launcher.runs.restart_policy import RestartDecision
-from launcher.runs.run_controller import ControlledTask, RunController, RunOutcome, TaskBackend
+from launcher.runs.run_controller import ControlledTask, RunBackend, RunController, RunOutcome
 from launcher.runs.status import State
 from launcher.runs.stop_order import Shutdown
 from launcher.runs.task_tracker import TaskTracker
@@ -70,7 +70,7 @@ class ScriptedTask(ControlledTask):
         controller.on_exit(self, code)
 
 
-class ScriptedBackend(TaskBackend):
+class ScriptedBackend(RunBackend):
     """A run, driven step by step."""
 
     name = "local"
@@ -315,7 +315,7 @@ def test_a_start_that_takes_too_long_names_the_tasks_that_wait_and_those_that_re
     run.tasks["chief"].tracker.reported = (State.PENDING, "waiting for ps-0")
     run.end(ps_0=1)()
     run.controller._ready_by = 0.0
-    run.controller._enforce_deadlines()
+    run.controller._run_due_actions()
     assert run.controller._shutdown is not None
     golden(run.controller._shutdown.reason)
 

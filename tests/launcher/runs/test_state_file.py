@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from launcher import files
 from launcher.runs import state_file
 from launcher.runs.process_identity import Identity
 from launcher.runs.state_file import Snapshot
@@ -50,6 +51,6 @@ def test_a_write_that_fails_leaves_the_old_state_and_no_litter(tmp_path: Path) -
     path = tmp_path / "state.json"
     state_file.write(path, SNAPSHOT)
     with pytest.raises(TypeError):
-        state_file.write_json(path, {"not json": object()})
+        files.write_json(path, {"not json": object()})
     assert state_file.read(path) == SNAPSHOT
     assert [entry.name for entry in tmp_path.iterdir()] == ["state.json"]

@@ -106,7 +106,7 @@ class Runs:
         return [
             pid
             for pid in process_identity._running()
-            if process_identity.session_of(pid) is not None and process_identity.belongs(pid, run_dir=run_dir)
+            if process_identity.session_of(pid) is not None and process_identity.started_for(pid, run_dir=run_dir)
         ]
 
 

@@ -26,7 +26,7 @@ def task(tmp_path: Path) -> Iterator[ProcessTask]:
 def test_the_time_that_it_ran_ends_with_its_process_and_does_not_count_for_a_failed_start(task: ProcessTask) -> None:
     task.start()
     until("the end of the process", lambda: task.poll() == 0, seen=task.poll)
-    task.exited(0)
+    task.finish(0)
     ran_for = task.ran_for
     time.sleep(0.01)
     assert task.ran_for == ran_for > 0

@@ -6,7 +6,7 @@ import pytest
 
 from launcher import images
 from launcher.backend.docker.engine import Endpoint
-from launcher.backend.docker.image_prep import _build, _is_stale, check_directories
+from launcher.backend.docker.preparation import _build, _is_stale, check_directories
 from launcher.errors import UsageError
 from launcher.image_build import build
 from launcher.image_build.context import source_digest
