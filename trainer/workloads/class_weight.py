@@ -31,34 +31,32 @@ class ClassWeight:
     def of_rows(self, targets: Any, weights: Any) -> np.ndarray:
         """Return the class weights of all examples, times their sample weights, if any, in the shape of those."""
         self.check(targets, weights, 1)
-        array = np.asarray(targets)
-        if array.ndim == _MATRIX:
-            array = np.argmax(array, axis=-1) if array.shape[-1] != 1 else array[:, 0]
-        match = np.round(array).astype(np.int64)[:, np.newaxis] == self._classes
-        own = np.where(match.any(axis=1), match @ self._weights, np.float32(1))
-        if weights is None:
-            return own.astype(np.float32)
-        return (np.asarray(weights, np.float32).T * own).T.astype(np.float32)
+        own: np.ndarray = self._of_targets(targets).numpy()
+        return own if weights is None else (np.asarray(weights, np.float32).T * own).T
 
     def of_example(self, targets: Any, weights: Any) -> tf.Tensor:
         """Return the class weight of one example, times its sample weight, if any, by TensorFlow operations."""
-        if targets.shape.rank:
-            targets = tf.argmax(targets, axis=-1) if targets.shape[-1] != 1 else targets[0]
-        targets = tf.round(targets) if targets.dtype.is_floating else targets
-        match = tf.cast(targets, tf.int64) == self._classes
-        own = tf.where(tf.reduce_any(match), tf.reduce_sum(tf.where(match, self._weights, 0.0)), 1.0)
+        own = self._of_targets(targets[tf.newaxis])[0]
         return own if weights is None else own * tf.cast(weights, tf.float32)
 
+    def _of_targets(self, targets: Any) -> tf.Tensor:
+        """Return the class weights of a batch of targets, float32 [batch]; 1 for NaN, which is no class."""
+        if len(targets.shape) == _MATRIX:
+            targets = tf.argmax(tf.cast(targets, tf.float32), axis=-1) if targets.shape[-1] != 1 else targets[:, 0]
+        targets = tf.round(targets) if tf.as_dtype(targets.dtype).is_floating else targets
+        match = tf.cast(targets, tf.int64)[:, tf.newaxis] == self._classes
+        return tf.where(tf.reduce_any(match, 1), tf.reduce_sum(tf.where(match, self._weights, 0.0), 1), 1.0)
+
     def check(self, targets: Any, weights: Any, batch: int = 0) -> None:
-        """Raise WorkloadError unless each target is a class, by their shapes after the first `batch` dimensions."""
+        """Raise WorkloadError unless each target is a class, by their type, and their shapes after the first `batch` dimensions."""
         if tf.nest.is_nested(targets) or (weights is not None and tf.nest.is_nested(weights)):
             raise WorkloadError(
                 f"{self._name}: the targets are those of several outputs, and it is not known which of them it means; let train_data return sample weights"
             )
-        shape = tuple(targets.shape)[batch:]
-        if len(shape) > 1:
+        shape, kind = tf.TensorShape(targets.shape), tf.as_dtype(targets.dtype)
+        if shape.rank is None or shape.rank > 1 + batch or not (kind.is_floating or kind.is_integer or kind.is_bool):
             raise WorkloadError(
-                f"{self._name}: a target has the shape {shape}; expected an integer or a one-hot row an example. "
+                f"{self._name}: a target has the type {kind.name} and the shape {shape[batch:]}; expected an integer or a one-hot row an example. "
                 "Let train_data return sample weights"
             )
 

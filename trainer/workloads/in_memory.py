@@ -118,8 +118,10 @@ def _bytes(array: Any) -> int:
 
 def _count(inputs: Any, targets: Any) -> int:
     lengths: list[list[int]] = [[len(array) for array in tf.nest.flatten(part)] for part in (inputs, targets)]
-    if len({length for part in lengths for length in part}) != 1 or not lengths[0][0]:
-        shown = " and ".join(f"{', '.join(map(str, part))} {what}" for part, what in zip(lengths, ("inputs", "targets"), strict=True))
+    if len({length for part in lengths for length in part}) != 1 or not any(lengths[0]):
+        shown = " and ".join(
+            f"{', '.join(map(str, part)) or 'no'} {what}" for part, what in zip(lengths, ("inputs", "targets"), strict=True)
+        )
         message = f"{shown}: expected as many of the one as of the other, at least one."
         raise ValueError(message)
     return lengths[0][0]

@@ -108,8 +108,10 @@ class KerasModel:
         trackers = [(v, tf.zeros(v.shape, v.dtype)) for v in model.metrics_variables]
         with keras.StatelessScope(state_mapping=[*values, *trackers]) as scope:
             model._losses_override = list(own)  # noqa: SLF001 - as Keras's trainer for JAX does
-            loss = self._computed_loss(inputs, targets, outputs, training=training)
-            model._losses_override = []  # noqa: SLF001
+            try:
+                loss = self._computed_loss(inputs, targets, outputs, training=training)
+            finally:
+                model._losses_override = []  # noqa: SLF001
         for variable, value in values:
             if scope.get_current_value(variable) is not value:
                 raise WorkloadError(

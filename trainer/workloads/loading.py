@@ -39,7 +39,13 @@ def load_workload(train: Train) -> Workload:
         convert_workload(workload)
         callbacks = definition(module, NAME)
         if callbacks is not None and not hasattr(workload, "callbacks"):
-            setattr(workload, NAME, UserCallbacks(callbacks, arguments))
+            try:
+                setattr(workload, NAME, UserCallbacks(callbacks, arguments))
+            except AttributeError as error:  # the class has __slots__
+                raise WorkloadError(
+                    f"train.workload {train.workload}: {module.__file__} has {NAME}, which its class has no place for; give the class a method "
+                    f"{NAME}, or add {NAME!r} to its __slots__"
+                ) from error
     return cast("Workload", workload)
 
 

@@ -36,12 +36,15 @@ def call(function: Callable[..., Any], arguments: CallArguments) -> Any:
         WorkloadError: it requires an argument that is not given.
     """
     values = {**arguments.params, "params": dict(arguments.params), "data": arguments.data, "seed": arguments.seed}
+    positional: list[Any] = []
     keywords: dict[str, Any] = {}
     for parameter in _parameters(function):
-        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.POSITIONAL_ONLY):
+        if parameter.kind is parameter.VAR_POSITIONAL:
             continue
         if parameter.kind is parameter.VAR_KEYWORD:
             keywords |= {name: value for name, value in arguments.params.items() if name not in keywords}
+        elif parameter.kind is parameter.POSITIONAL_ONLY and (parameter.name in values or parameter.default is not parameter.empty):
+            positional.append(values.get(parameter.name, parameter.default))
         elif parameter.name in values:
             keywords[parameter.name] = values[parameter.name]
         elif parameter.default is parameter.empty:
@@ -49,7 +52,7 @@ def call(function: Callable[..., Any], arguments: CallArguments) -> Any:
                 f"train.workload {arguments.workload}: {where(function)} requires {parameter.name!r}, which is not given. "
                 f"Set train.params.{parameter.name}, give it a default, or take one of {', '.join(_RESERVED)}."
             )
-    return function(**keywords)
+    return function(*positional, **keywords)
 
 
 def check_params(functions: Iterable[Any], arguments: CallArguments) -> None:
@@ -62,6 +65,10 @@ def check_params(functions: Iterable[Any], arguments: CallArguments) -> None:
             taken.add(parameter.name)
     known = sorted(taken - set(_RESERVED))
     for name in arguments.params:
+        if name in _RESERVED:
+            raise WorkloadError(
+                f"train.params.{name}: the argument {name!r} of functions of {arguments.workload} is train.{name}; set that"
+            )
         if name not in taken:
             similar = difflib.get_close_matches(name, known, n=1)
             remedy = (

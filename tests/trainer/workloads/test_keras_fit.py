@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tensorflow as tf
 
-from tests.trainer.workloads.fitting import STEPS, Fitted, Source, by_keras, by_trainer, config_of, workload
+from tests.trainer.workloads.fitting import BATCH, STEPS, Fitted, Source, by_keras, by_trainer, config_of, workload
 from trainer.engine import model_ops
 from trainer.engine.collectives.all_reduce import AllReduce
 from trainer.engine.replicated import LocalSession
@@ -131,6 +132,16 @@ def test_what_cannot_be_trained_is_refused(models: dict[str, Source], name: str,
 def test_weights_to_which_a_custom_step_has_no_gradient_are_named(models: dict[str, Source]) -> None:
     session = LocalSession(workload(models["partly_guided"]), config_of(), AllReduce())
     assert session.without_gradient == ("stopped/kernel", "stopped/bias")
+
+
+def test_an_error_in_compute_loss_leaves_the_layers_own_losses(models: dict[str, Source], monkeypatch: pytest.MonkeyPatch) -> None:
+    keras_model = workload(models["moving"])
+    model = keras_model.model()
+    inputs, targets = next(iter(keras_model.eval_data(BATCH)))
+    monkeypatch.setattr(type(model), "compute_loss", lambda *_, **__: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        keras_model.total_loss((inputs, targets), model(inputs), [tf.constant(7.0)], (), training=False)
+    assert model.losses == []
 
 
 def test_losses_of_layers_are_a_loss_for_evaluations(models: dict[str, Source]) -> None:

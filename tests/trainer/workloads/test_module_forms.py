@@ -33,7 +33,7 @@ class Own(keras.Model):
     pass
 class Looping(keras.Model):
     def fit(self, *_, **__): return None
-def plain(units, learning_rate=0.1): return keras.Sequential([keras.layers.Dense(units)])
+def plain(units, learning_rate=0.1, seed=0): return keras.Sequential([keras.layers.Dense(units)])
 made = plain(1)
 def nothing(): return None
 def looping(): m = Looping(); m.compile("sgd", "mse"); return m
@@ -46,6 +46,15 @@ def everything(**params): return params
 def model(): m = keras.Sequential([keras.layers.Dense(1)]); m.compile("sgd", "mse"); return m
 def callbacks(patience=3): return [keras.callbacks.EarlyStopping(patience=patience)]
 class Class:
+    def __init__(self, params, data, seed): pass
+    def model(self): pass
+    optimizer = loss = metrics = train_data = eval_data = model
+""",
+    "slotted": DATA
+    + """
+callbacks = []
+class Class:
+    __slots__ = ()
     def __init__(self, params, data, seed): pass
     def model(self): pass
     optimizer = loss = metrics = train_data = eval_data = model
@@ -229,6 +238,7 @@ def test_a_model_function_may_draw_by_keras_without_a_seed() -> None:
         ("forms_models:plain", {}, r"plain \(.*forms_models\.py:\d+\) requires 'units', which is not given\. Set train\.params\.units"),
         ("forms_models:plain", {"units": 1}, r"has no loss and optimizer; call model\.compile"),
         ("forms_models:plain", {"unts": 1}, r"train\.params\.unts: no function of forms_models:plain takes .*did you mean 'units'"),
+        ("forms_models:plain", {"units": 1, "seed": 7}, "train.params.seed: the argument 'seed' .* is train.seed; set that"),
         ("forms_models:nothing", {}, "returned NoneType; expected a compiled keras.Model"),
         ("forms_models:made", {"units": 1}, r"train\.params\.units: no function of forms_models:made takes an argument 'units'"),
         ("forms_models:nothing", {"units": 1}, "expected none, or a function that takes `params`"),
@@ -244,6 +254,11 @@ def test_a_model_function_may_draw_by_keras_without_a_seed() -> None:
             "the layer 'memory' is stateful: its state continues from batch to batch, .*; leave stateful=True out",
         ),
         ("forms_models:eager", {}, "run_eagerly=True; the trainer only runs graphs"),
+        (
+            "forms_slotted:Class",
+            {},
+            r"forms_slotted\.py has callbacks, which its class has no place for; give the class a method callbacks",
+        ),
         ("forms_dataless:model", {}, "has no train_data and no eval_data. Add them: a function that returns"),
         ("forms_modules:model", {}, "has no train_data and no eval_data. Add them"),
         ("forms_half:model", {}, "has no eval_data. Add it"),

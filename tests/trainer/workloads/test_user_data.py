@@ -27,14 +27,14 @@ def data(source: Any) -> UserData:
 
 
 def test_functions_take_the_arguments_that_they_name_and_values_work_too() -> None:
-    def arrays(rows: int, seed: int, noise: float = 0.5) -> tuple[np.ndarray, np.ndarray]:
-        return np.full((rows, 2), seed + noise), np.arange(rows)
+    def arrays(rows: int, offset: int = 0, /, seed: int = 0, noise: float = 0.5) -> tuple[np.ndarray, np.ndarray]:
+        return np.full((rows, 2), offset + seed + noise), np.arange(rows)
 
     inputs, targets = data(arrays).first(100)
     np.testing.assert_array_equal(inputs, np.full((6, 2), 3.5, np.float32))
     assert inputs.dtype == tf.float32  # what Keras computes with
     assert targets.dtype == tf.int64
-    inputs, _ = data(arrays(4, 1)).first(100)
+    inputs, _ = data(arrays(4, 0, 1)).first(100)
     assert inputs.shape == (4, 2)
 
 
@@ -72,9 +72,25 @@ def test_sample_weights_travel_with_the_targets(kind: str) -> None:
         (lambda: (np.zeros(2), 3), "a single value"),
         (lambda: (tf.constant("a"), np.zeros(1)), "a single value"),
         (lambda: tf.data.Dataset.range(3), "gives a Dataset of TensorSpec.*; expected"),
+        (lambda: ({}, np.zeros(3)), "no inputs and 3 targets: expected as many"),
+        (lambda missing, /: missing, r"requires 'missing', which is not given"),
         (lambda missing: missing, r"requires 'missing', which is not given\. Set train\.params\.missing"),
     ],
-    ids=["none", "one", "lengths", "empty", "objects", "ragged", "no string", "number", "string", "spec", "argument"],
+    ids=[
+        "none",
+        "one",
+        "lengths",
+        "empty",
+        "objects",
+        "ragged",
+        "no string",
+        "number",
+        "string",
+        "spec",
+        "no inputs",
+        "position",
+        "argument",
+    ],
 )
 def test_each_mistake_is_named(source: Any, message: str) -> None:
     with pytest.raises(WorkloadError, match=message):
@@ -294,7 +310,8 @@ def test_class_weights_multiply_sample_weights(kind: str, targets: np.ndarray, s
         ([1, 2], np.zeros(3), r"class_weight of mine:model is \[1, 2\]; expected a dict of a number for each class"),
         ({"cat": 1.0}, np.zeros(3), "expected a dict of a number for each class"),
         ({0: -1.0}, np.zeros(3), "expected a dict of a number for each class"),
-        (WEIGHTS, np.zeros((3, 2, 2)), r"a target has the shape \(2, 2\); expected an integer or a one-hot row an example"),
+        (WEIGHTS, np.zeros((3, 2, 2)), r"and the shape \(2, 2\); expected an integer or a one-hot row an example"),
+        (WEIGHTS, np.array(["a", "b", "c"]), r"a target has the type string and the shape \(\); expected"),
         (WEIGHTS, {"a": np.zeros(3), "b": np.zeros(3)}, "the targets are those of several outputs"),
     ],
 )
@@ -303,6 +320,18 @@ def test_class_weights_without_a_meaning_are_refused(kind: str, weights: Any, ta
     source = (np.zeros(3), targets) if kind == "arrays" else tf.data.Dataset.from_tensor_slices((np.zeros(3), targets))
     with pytest.raises(WorkloadError, match=message):
         UserData(source, CALL, "train_data", ClassWeight(weights, CALL)).batches(Shard(1, seed=0))
+
+
+def test_class_weights_of_targets_of_unknown_rank_are_refused() -> None:
+    source = tf.data.Dataset.from_generator(lambda: [(0.0, 1)], output_types=(tf.float32, tf.int64))
+    with pytest.raises(WorkloadError, match="a target has the type int64 and the shape <unknown>; expected"):
+        UserData(source, CALL, "train_data", ClassWeight(WEIGHTS, CALL)).count()
+
+
+def test_a_number_that_is_no_class_weighs_one() -> None:
+    arrays = (np.zeros(3), np.array([np.nan, 2, 3]))
+    _, targets = UserData(arrays, CALL, "train_data", ClassWeight(WEIGHTS, CALL)).first(3)
+    np.testing.assert_array_equal(targets["weights"], [1, 5, 1])
 
 
 def test_examples_with_weights_keep_them_after_a_cache_of_the_users() -> None:
