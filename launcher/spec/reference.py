@@ -134,7 +134,7 @@ def _workload(name: str) -> str:
     defaults_set = entry.defaults.model_dump(exclude_unset=True, exclude={"workload"})
     defaults = ", ".join(f"`{path}: {value}`" for path, value in _flatten(defaults_set))
     text = f"Defaults: {defaults}." if defaults else f"A program: strategy {_code(entry.strategies)}."
-    return f"### `{name}`\n\n{entry.summary}. {text}\n\n{_table(entry.params)}"
+    return f"### `{name}`\n\n{entry.summary[0].upper()}{entry.summary[1:]}. {text}\n\n{_table(entry.params)}"
 
 
 def _flatten(values: dict[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
@@ -175,7 +175,8 @@ def _range(field: dict[str, Any]) -> str:
     low, high = field.get("minimum"), field.get("maximum")
     if low is not None and high is not None:
         return f", {_plain(low)} to {_plain(high)}"
-    bounds = ((low, "{} or more"), (field.get("exclusiveMinimum"), "above {}"), (high, "at most {}"))
+    above, below = field.get("exclusiveMinimum"), field.get("exclusiveMaximum")
+    bounds = ((low, "{} or more"), (above, "above {}"), (high, "at most {}"), (below, "below {}"))
     return "".join(f", {template.format(_plain(bound))}" for bound, template in bounds if bound is not None)
 
 

@@ -35,6 +35,7 @@ def test_every_field_is_described_in_both() -> None:
             assert field.description, f"{model.__name__}.{name}"
             assert f"| `{field.alias or name}` |" in text
             assert field.description in text or field.description in schema_text()
+    assert "| `gamma` | number, 0 or more, below 1 |" in text
 
 
 def test_the_schema_offers_workloads_and_their_parameters() -> None:
