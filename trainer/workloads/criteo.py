@@ -1,8 +1,8 @@
 """Criteo's published click logs: a label, 13 numbers and 26 categories a line, separated by tabs, optionally compressed with gzip.
 
 The label is 0 or 1; an empty number counts as 0, an empty category is a category like others. A directory holds `train*` or
-`day_*` files. Of several days the last one is held out, as in published comparisons; otherwise the `eval*` files are, or each tenth
-line of each file. The published `test.txt` has no labels and is not read.
+`day_*` files. Held out are the `eval*` files; else, of several days alone, the last one, as in published comparisons; else each tenth line
+of each file. The published `test.txt` has no labels and is not read.
 
 Apart from the checks, all of it is TensorFlow operations: each training task reads, shards, shuffles and parses its own lines.
 """

@@ -1,6 +1,6 @@
 """Errors of a workload's configuration. All of them end a task with exit code 2: a retry cannot help.
 
-WorkloadError      the workload cannot be loaded or built as the settings ask
+WorkloadError      the workload cannot be created, trained or evaluated as configured
 └── DataError      its data is missing, or not as expected
 """
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 class WorkloadError(ValueError):
-    """The workload that the settings name cannot be created. The message says what to change."""
+    """The workload cannot be created, trained or evaluated as configured. The message says what to change."""
 
     reason = "the configuration is wrong"  # the cause in the event `failed`
 
