@@ -23,7 +23,7 @@ from trainer.port_holder import PortHolder
 from trainer.socket_filter import restricted_to_loopback
 from trainer.strategies import STRATEGIES, is_server
 from trainer.tf_config import TaskConfig
-from trainer.workloads.protocol import Agent, Explaining, Workload
+from trainer.workloads.protocol import Agent, ExplainsErrors, Workload
 
 if TYPE_CHECKING:
     from trainer.engine.parameter_server.server_watch import ServerWatch
@@ -243,11 +243,11 @@ def _train(context: RoleContext) -> ExitCode:
 
 @contextmanager
 def explain_errors(workload: Workload | Agent) -> Iterator[None]:
-    """Replace an error that the workload can explain by its explanation; see Explaining."""
+    """Replace an error that the workload can explain by its explanation; see ExplainsErrors."""
     try:
         yield
     except Exception as error:
-        if isinstance(workload, Explaining) and (explained := workload.explained(error)) is not None:
+        if isinstance(workload, ExplainsErrors) and (explained := workload.explained(error)) is not None:
             raise explained from error
         raise
 

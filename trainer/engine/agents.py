@@ -25,9 +25,9 @@ _MAX_UPDATES = 32  # updates between two checks whether to stop: those of a call
 
 @dataclass(frozen=True)
 class Rollout:
-    """The moves of some steps, int8 [steps, width], and the sums of the agent's measures over them."""
+    """The transitions of some steps, int8 [steps, width], and the sums of the agent's `play_metrics` over them."""
 
-    experience: np.ndarray[Any, np.dtype[np.int8]]
+    transitions: np.ndarray[Any, np.dtype[np.int8]]
     sums: Numbers
 
 
@@ -37,16 +37,16 @@ class Player:
     def __init__(self, agent: Agent, player: int, step: int) -> None:
         self._agent = agent
         # NumPy's arrays are on no task: the next call may run on another one.
-        self._games, self._seed = (tensor.numpy() for tensor in agent.start(agent.boards, player, step))
+        self._games, self._seed = (tensor.numpy() for tensor in agent.reset(agent.parallel_games, player, step))
         self._moves = 0
 
     def play(self, call: Any, steps: int, epsilon: float) -> Rollout:
         """Move the boards for at least `steps` steps, by `call` of NumPy's (games, moves so far, moves, epsilon, seed)."""
-        moves = -(-steps // self._agent.boards)
+        moves = -(-steps // self._agent.parallel_games)
         numbers = (np.int32(self._moves), np.int32(moves), np.float32(epsilon))
-        games, experience, sums = call(self._games, *numbers, self._seed)
+        games, transitions, sums = call(self._games, *numbers, self._seed)
         self._games, self._moves = games.numpy(), self._moves + moves
-        return Rollout(experience.numpy(), sums.numpy())
+        return Rollout(transitions.numpy(), sums.numpy())
 
 
 class AgentSession(Session):
@@ -72,13 +72,13 @@ class AgentSession(Session):
         began, start = time.perf_counter(), self._step
         goal = min(start + steps, self._last_step)
         while self._step < goal and not self._stop_requested():
-            if rollout := self._take(min(goal - self._step, MAX_MOVES * self._agent.boards)):
+            if rollout := self._take(min(goal - self._step, MAX_MOVES * self._agent.parallel_games)):
                 self._learn_from(rollout)
         return CallProgress(
             step=self._step,
             steps=self._step - start,
             loss=self._loss,
-            metrics={**self._measured(), "epsilon": self._agent.epsilon(self._step)},
+            metrics={**self._play_metrics(), "epsilon": self._agent.epsilon(self._step)},
             examples=self._step - start,
             seconds=time.perf_counter() - began,
             stop=stop or self._stop_requested(),
@@ -101,31 +101,31 @@ class AgentSession(Session):
         return ()
 
     def _learn_from(self, rollout: Rollout) -> None:
-        self._window.append((len(rollout.experience), rollout.sums))
-        while sum(steps for steps, _ in self._window) - self._window[0][0] >= self._agent.window:
+        self._window.append((len(rollout.transitions), rollout.sums))
+        while sum(steps for steps, _ in self._window) - self._window[0][0] >= self._agent.metric_window:
             self._window.popleft()
         # Boards move together: moves beyond the last step are dropped.
-        remaining = rollout.experience[: self._last_step - self._step]
+        remaining = rollout.transitions[: self._last_step - self._step]
         while len(remaining) and not self._stop_requested():
-            updates = self._agent.updates(self._step, self._step + len(remaining))
+            updates = self._agent.update_count(self._step, self._step + len(remaining))
             rows = max(1, len(remaining) * _MAX_UPDATES // max(updates, _MAX_UPDATES))
-            self._learn_rows(remaining[:rows])
+            self._learn_transitions(remaining[:rows])
             remaining = remaining[rows:]
 
-    def _learn_rows(self, experience: np.ndarray[Any, np.dtype[np.int8]]) -> None:
-        after = self._step + len(experience)
-        updates = self._agent.updates(self._step, after)
-        losses = self._learn(experience, tf.constant(self._step), tf.constant(updates))
+    def _learn_transitions(self, transitions: np.ndarray[Any, np.dtype[np.int8]]) -> None:
+        after = self._step + len(transitions)
+        updates = self._agent.update_count(self._step, after)
+        losses = self._learn(transitions, tf.constant(self._step), tf.constant(updates))
         if updates:
             self._loss = float(losses) / updates
             self._publish()
         self._step = after
 
-    def _measured(self) -> dict[str, float]:
+    def _play_metrics(self) -> dict[str, float]:
         if not self._window:  # stopped before anything was played
-            return dict.fromkeys(self._agent.measured, math.nan)
+            return dict.fromkeys(self._agent.play_metrics, math.nan)
         steps = sum(steps for steps, _ in self._window)
-        return model_ops.named(self._agent.measured, np.sum([sums for _, sums in self._window], axis=0) / steps)
+        return model_ops.named(self._agent.play_metrics, np.sum([sums for _, sums in self._window], axis=0) / steps)
 
     def _make_learn(self, batch_size: int) -> Any:
         """Return the TensorFlow function that learns, traced once for any number of moves: the first and the last call have fewer."""
@@ -133,8 +133,8 @@ class AgentSession(Session):
         number = tf.TensorSpec([], tf.int32)
 
         @tf.function(autograph=False, input_signature=[tf.TensorSpec([None, None], tf.int8), number, number])
-        def learn(experience: tf.Tensor, step: tf.Tensor, updates: tf.Tensor) -> tf.Tensor:
-            return agent.learn(model, optimizer, experience, step, updates, batch_size)
+        def learn(transitions: tf.Tensor, step: tf.Tensor, updates: tf.Tensor) -> tf.Tensor:
+            return agent.learn(model, optimizer, transitions, step, updates, batch_size)
 
         return learn
 
@@ -160,7 +160,7 @@ class LocalAgentSession(AgentSession):
         if not self._player:
             return None
         if self._deterministic:  # how many moves are played between two updates must not depend on measured time
-            steps = self._agent.boards
+            steps = self._agent.parallel_games
         return self._player.play(lambda *given: self._call(*map(tf.constant, given)), steps, self._agent.epsilon(self._step))
 
     def _make_call(self) -> Any:

@@ -21,7 +21,7 @@ from trainer.engine.session import CallProgress, Session
 from trainer.engine.train_config import TrainConfig
 from trainer.events import Reporter
 from trainer.workloads.errors import WorkloadError
-from trainer.workloads.protocol import Agent, CallingBack, Workload
+from trainer.workloads.protocol import Agent, HasCallbacks, Workload
 
 Evaluate = Callable[[int], dict[str, float]]
 
@@ -44,7 +44,7 @@ class Hooks:
 
     def __init__(self, session: Session, workload: Workload | Agent, config: TrainConfig, report: Reporter) -> None:
         self._session, self._config, self._report = session, config, report
-        callbacks = workload.callbacks() if isinstance(workload, CallingBack) and not isinstance(workload, Agent) else []
+        callbacks = workload.callbacks() if isinstance(workload, HasCallbacks) and not isinstance(workload, Agent) else []
         self._callbacks = self._selected(callbacks)
         resolve_file_paths(self._callbacks, config.run_dir / "results")
         self._tracked = callback_state.TrackedAttributes(self._callbacks)

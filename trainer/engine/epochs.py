@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from trainer.workloads.errors import WorkloadError
-from trainer.workloads.protocol import Agent, Counted, Workload
+from trainer.workloads.protocol import Agent, HasTrainExamples, Workload
 
 if TYPE_CHECKING:
     from trainer.engine.train_config import TrainConfig
@@ -48,5 +48,5 @@ def with_steps(config: "TrainConfig", workload: Workload | Agent, replicas: int)
 
 
 def _epoch_length(config: "TrainConfig", workload: Workload | Agent, replicas: int) -> EpochLength | None:
-    examples = workload.train_examples() if isinstance(workload, Counted) else None
+    examples = workload.train_examples() if isinstance(workload, HasTrainExamples) else None
     return EpochLength(examples, config.examples_per_step * replicas) if examples else None

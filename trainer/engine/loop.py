@@ -24,7 +24,7 @@ from trainer.engine.session import CallProgress, SaveError, Session, StopError, 
 from trainer.engine.tensorboard_logs import Logs
 from trainer.engine.train_config import TrainConfig
 from trainer.events import Reporter, join_names
-from trainer.workloads.protocol import Agent, StartSummarizing, Summarizing, Workload
+from trainer.workloads.protocol import Agent, Workload, WritesStartSummaries, WritesSummaries
 
 _EXPORT_SHARE = 0.1  # the largest fraction of the time that exports of the best model take before the end
 _WAITS = ("input_wait", "peer_wait", "dropped")
@@ -233,7 +233,7 @@ class _Chief:
         self._update_record("running", step)
         for rate in (self._reported_rate, self._written_rate):
             rate.start()
-        if self._config.summaries_every and isinstance(self._workload, StartSummarizing):
+        if self._config.summaries_every and isinstance(self._workload, WritesStartSummaries):
             with self.logs.training_writer(0):
                 self._workload.write_start_summaries(self._session.model, self.logs.train_dir)
         return step
@@ -260,7 +260,7 @@ class _Chief:
             self._session.fetch()
             fetched = True
             self.logs.progress(progress, self._session.optimizer, self._written_rate.take()[0])
-            if isinstance(self._workload, Summarizing):
+            if isinstance(self._workload, WritesSummaries):
                 with self.logs.training_writer(step):
                     self._workload.write_summaries(self._session.model, step)
         if self._evaluate_due(step) and not last:

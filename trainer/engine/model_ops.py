@@ -17,7 +17,7 @@ from trainer.engine.train_config import TrainConfig
 from trainer.settings import Embeddings
 from trainer.workloads import pipeline
 from trainer.workloads.errors import DataError, WorkloadError
-from trainer.workloads.protocol import Accumulating, Agent, Composing, HeldOutMetrics, Stepping, Values, Workload
+from trainer.workloads.protocol import Agent, HasHeldOutMetrics, HasTotalLoss, HasTrainStep, HeldOutMetrics, StateMapping, Workload
 
 if TYPE_CHECKING:
     from trainer.engine.embeddings.sharded_tables import Tables
@@ -37,7 +37,7 @@ class BuiltModel:
 def build(workload: Workload | Agent, config: TrainConfig, replicas: int = 1, *, by_rows: bool = False) -> BuiltModel:
     """Build the model and the optimizer by the configuration, with initial weights from its seed.
 
-    Workloads that implement `Scheduling` get the number of examples of a step, of all `replicas` together. With `by_rows` the model's large
+    Workloads that implement `HasOptimizerFor` get the number of examples of a step, of all `replicas` together. With `by_rows` the model's large
     embedding layers become LocalTables, if possible.
 
     Raises:
@@ -50,16 +50,16 @@ def build(workload: Workload | Agent, config: TrainConfig, replicas: int = 1, *,
         message = f"the model {model.name!r} has no trainable weights: give it an input shape, so that it is built, and a trainable layer"
         raise WorkloadError(message)
     optimizer_setup.check_precision(model, config)
-    if isinstance(workload, Composing):
-        workload.check_together(config.train.gradients.accumulate * replicas)
+    if isinstance(workload, HasTotalLoss):
+        workload.check_averaging(config.train.gradients.accumulate * replicas)
     optimizer = optimizer_setup.optimizer(workload, config, config.batch_size * config.train.gradients.accumulate * replicas)
     tables = None
-    if by_rows and not isinstance(workload, Agent) and not user_step.own_steps(workload):
+    if by_rows and not isinstance(workload, Agent) and not user_step.customizations(workload):
         tables = LocalTables.of(model, optimizer, config.train.embeddings or Embeddings())
     if not tables:
         optimizer.build(model.trainable_variables)
-    if isinstance(workload, Stepping):
-        workload.train_with(model, optimizer)
+    if isinstance(workload, HasTrainStep):
+        workload.prepare_steps(model, optimizer)
     # A compiled model has an optimizer of its own, perhaps another one by now: checkpoints have the one that trains, beside the model.
     model._delete_tracking("optimizer")  # noqa: SLF001 - tf.train.Checkpoint has no public way to leave a part out
     return BuiltModel(model, optimizer, tables)
@@ -103,13 +103,13 @@ def seed_graph(seed: int, task: int, step: int) -> None:
 
 def metric_names(workload: Workload | Agent, model: keras.Model) -> tuple[str, ...]:
     """Return the names of the workload's metrics, in order, without running the model."""
-    return tuple(workload.evaluated) if isinstance(workload, Agent) else traced(workload, model)[0]
+    return tuple(workload.eval_metrics) if isinstance(workload, Agent) else traced(workload, model)[0]
 
 
 def evaluated_names(workload: Workload | Agent, model: keras.Model) -> tuple[str, ...] | None:
     """Return the names of an evaluation's loss and metrics; None if metrics of the whole held-out set show theirs only after a batch."""
     names = ("loss", *metric_names(workload, model))
-    if isinstance(workload, Agent) or user_step.own_steps(workload) or not isinstance(workload, Accumulating):
+    if isinstance(workload, Agent) or user_step.customizations(workload) or not isinstance(workload, HasHeldOutMetrics):
         return names
     held_out = workload.held_out_metrics()
     if held_out is None:
@@ -138,7 +138,7 @@ def _trace(workload: Workload, model: keras.Model) -> tuple[tuple[str, ...], int
     @tf.function(autograph=False)
     def trace(inputs: Any, targets: Any) -> None:
         # TensorFlow traces this twice if the workload creates variables.
-        if isinstance(workload, Stepping) and user_step.own_steps(workload):
+        if isinstance(workload, HasTrainStep) and user_step.customizations(workload):
             names[:] = (name for name in workload.test_step(inputs, targets) if name != "loss")
             return
         names[:] = workload.metrics(targets, in_float32(model(inputs, **training_argument(model, training=False))))
@@ -175,20 +175,22 @@ def measures(workload: Workload, loss: tf.Tensor, targets: Any, outputs: Any) ->
     return tf.stack([tf.cast(value, tf.float32) for value in (loss, *values.values())])
 
 
-def total_loss(workload: Workload, batch: tuple[Any, Any], outputs: Any, own: Sequence[tf.Tensor], values: Values = ()) -> tf.Tensor:
-    """Return the loss that training minimizes for a batch (inputs, targets): the workload's, and the model's `own` losses, e.g. weight decay.
+def total_loss(
+    workload: Workload, batch: tuple[Any, Any], outputs: Any, layer_losses: Sequence[tf.Tensor], state_mapping: StateMapping = ()
+) -> tf.Tensor:
+    """Return the loss that training minimizes for a batch (inputs, targets): the workload's, and the `layer_losses`, e.g. weight decay.
 
     `values` replace the values of variables that are not read, as on a worker of parameter servers.
     """
-    if isinstance(workload, Composing):
-        return tf.cast(workload.total_loss(batch, outputs, own, values, training=True), tf.float32)
+    if isinstance(workload, HasTotalLoss):
+        return tf.cast(workload.total_loss(batch, outputs, layer_losses, state_mapping, training=True), tf.float32)
     loss = tf.cast(workload.loss(batch[1], outputs), tf.float32)
-    return tf.add_n([loss, *(tf.reduce_sum(tf.cast(one, tf.float32)) for one in own)]) if own else loss
+    return tf.add_n([loss, *(tf.reduce_sum(tf.cast(one, tf.float32)) for one in layer_losses)]) if layer_losses else loss
 
 
 def held_out_loss(workload: Workload, model: keras.Model, batch: tuple[Any, Any], outputs: Any) -> tf.Tensor:
     """Return the loss of a batch in an evaluation: only the workload's, unless it composes another."""
-    if isinstance(workload, Composing):
+    if isinstance(workload, HasTotalLoss):
         return tf.cast(workload.total_loss(batch, outputs, model.losses, (), training=False), tf.float32)
     return tf.cast(workload.loss(batch[1], outputs), tf.float32)
 
@@ -227,7 +229,7 @@ def evaluation(workload: Workload | Agent, model: keras.Model, batch_size: int, 
     """Return the evaluation of the model; `tables` has the rows of its large layers."""
     if isinstance(workload, Agent):
         return AgentEvaluation(workload, model)
-    if isinstance(workload, Stepping) and user_step.own_steps(workload):
+    if isinstance(workload, HasTrainStep) and user_step.customizations(workload):
         return StepEvaluation(workload, model, batch_size)
     return BatchMeansEvaluation(workload, model, batch_size, tables)
 
@@ -269,7 +271,7 @@ class AgentEvaluation(ModelEvaluation):
     """Evaluates an agent by its actions."""
 
     def __init__(self, agent: Agent, model: keras.Model) -> None:
-        self.names = ("loss", *agent.evaluated)
+        self.names = ("loss", *agent.eval_metrics)
         self._agent, self._model = agent, model
 
     def run(self, stop_requested: Callable[[], bool]) -> dict[str, float] | None:
@@ -304,7 +306,7 @@ class BatchMeansEvaluation(ModelEvaluation):
     def __init__(self, workload: Workload, model: keras.Model, batch_size: int, tables: "Tables | None" = None) -> None:
         self.names = ("loss", *metric_names(workload, model))  # first: a compiled model has its held-out metrics only after a trace
         self._data = held_out_data(workload, batch_size)
-        self._held_out: HeldOutMetrics | None = workload.held_out_metrics() if isinstance(workload, Accumulating) else None
+        self._held_out: HeldOutMetrics | None = workload.held_out_metrics() if isinstance(workload, HasHeldOutMetrics) else None
         held_out = self._held_out
 
         def batch(inputs: Any, targets: Any) -> tuple[tf.Tensor, tf.Tensor]:

@@ -9,7 +9,7 @@ from trainer.engine.schedules import constant, described, schedule
 from trainer.engine.train_config import TrainConfig
 from trainer.strategies import STRATEGIES
 from trainer.workloads.errors import WorkloadError
-from trainer.workloads.protocol import Agent, Scheduling, Workload
+from trainer.workloads.protocol import Agent, HasOptimizerFor, Workload
 
 # settings.Gradients -> the argument of Keras's optimizers.
 _CLIPS = {"clip_value": "clipvalue", "clip_norm": "clipnorm", "clip_global_norm": "global_clipnorm"}
@@ -59,13 +59,13 @@ def check_precision(model: keras.Model, config: TrainConfig) -> None:
 def optimizer(workload: Workload | Agent, config: TrainConfig, examples_per_step: int) -> keras.optimizers.Optimizer:
     """Return the workload's optimizer with the learning rate, clipping and loss scaling that the settings ask for.
 
-    Workloads that implement `Scheduling` get `examples_per_step`, of all replicas together.
+    Workloads that implement `HasOptimizerFor` get `examples_per_step`, of all replicas together.
 
     Raises:
         WorkloadError: the optimizer has a schedule of its own and the settings' has no `initial`, or it has an option, or scales the loss,
             and the strategy does not support that.
     """
-    given = workload.optimizer_for(examples_per_step) if isinstance(workload, Scheduling) else workload.optimizer()
+    given = workload.optimizer_for(examples_per_step) if isinstance(workload, HasOptimizerFor) else workload.optimizer()
     own, scale = given, {}
     if isinstance(given, keras.optimizers.LossScaleOptimizer):  # the workload's, or that of Keras's compile for a model in float16
         own, scale = given.inner_optimizer, {name: getattr(given, name) for name in ("initial_scale", "dynamic_growth_steps")}

@@ -12,7 +12,7 @@ from trainer.engine.embeddings.sharded_tables import NO_LOOKUPS, Tables
 from trainer.engine.train_config import TrainConfig
 from trainer.events import join_names
 from trainer.workloads.errors import WorkloadError
-from trainer.workloads.protocol import Shard, Stepping, Workload
+from trainer.workloads.protocol import HasTrainStep, Shard, Workload
 
 # (state from the batch before, inputs, targets) -> (measures, gradients, state for the next batch)
 Differentiate = Callable[[Sequence[tf.Tensor], Any, Any], tuple[tf.Tensor, list[Any], list[tf.Tensor]]]
@@ -54,7 +54,7 @@ class Replica:
         self._name = f"train.workload {config.train.workload}"
         self._unconnected: frozenset[int] = frozenset()  # positions in model.trainable_variables
         self._own_step: user_step.UserStep | None = None
-        if isinstance(workload, Stepping) and user_step.own_steps(workload):
+        if isinstance(workload, HasTrainStep) and user_step.customizations(workload):
             self._own_step = user_step.UserStep(workload, model, optimizer, config)
             self._own_step.trace(workload.train_data(Shard(config.batch_size, config.seed)).element_spec, run)
         self.metrics: tuple[str, ...]
@@ -149,9 +149,9 @@ class Replica:
         ]
 
         def forward() -> tuple[Any, list[tf.Tensor], tf.Tensor]:
-            outputs, after, own_losses = _stateless_call(self._model, values, non_trainable, list(state), inputs)
+            outputs, after, layer_losses = _stateless_call(self._model, values, non_trainable, list(state), inputs)
             outputs = model_ops.in_float32(outputs)
-            return outputs, after, model_ops.total_loss(self._workload, (inputs, targets), outputs, own_losses, by_variable)
+            return outputs, after, model_ops.total_loss(self._workload, (inputs, targets), outputs, layer_losses, by_variable)
 
         with tf.control_dependencies(list(rows_after)):
             used = self._tables.look_up(forward) if self._tables else NO_LOOKUPS

@@ -56,7 +56,7 @@ class ServerAgentSession(AgentSession):
         self._players = count()
         self._call = self._make_call()
         self._results: list[Result] = []
-        self._workers = Workers(connection, self._player, self._play, _Measures(tuple(agent.measured)), stop_requested)
+        self._workers = Workers(connection, self._player, self._play, _Measures(tuple(agent.play_metrics)), stop_requested)
 
     def close(self) -> None:
         """End the workers' calls; `servers.stop_all` stops the servers."""
@@ -77,7 +77,7 @@ class ServerAgentSession(AgentSession):
 
     def _take(self, steps: int) -> Rollout | None:
         del steps  # calls are in progress already
-        call = MAX_MOVES * self._agent.boards
+        call = MAX_MOVES * self._agent.parallel_games
         most = self._workers.count * CALLS_PER_WORKER
         while self._workers.in_flight < most and self.step + self._workers.in_flight * call < self._last_step:
             self._workers.schedule(call)
@@ -99,7 +99,7 @@ class ServerAgentSession(AgentSession):
 
     def _play(self, player: Player, steps: int, _: Assignment) -> CallResult:
         rollout = player.play(lambda *given: self._call(*map(constant, given)), steps, self._agent.epsilon(self.step))
-        return CallResult(totals=np.array([np.nan, *rollout.sums, np.nan], np.float32), steps=len(rollout.experience), payload=rollout)
+        return CallResult(totals=np.array([np.nan, *rollout.sums, np.nan], np.float32), steps=len(rollout.transitions), payload=rollout)
 
     def _make_call(self) -> Any:
         agent, packs, published = self._agent, self._packs, self._published

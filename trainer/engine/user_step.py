@@ -15,7 +15,7 @@ from tensorflow.python.framework.auto_control_deps_utils import get_read_write_r
 from trainer.engine import global_seed
 from trainer.engine.train_config import TrainConfig
 from trainer.workloads.errors import WorkloadError
-from trainer.workloads.protocol import Stepping, Workload
+from trainer.workloads.protocol import HasTrainStep, Workload
 
 # This replica's gradients -> their means over all replicas.
 MeanGradients = Callable[[list[tf.Tensor]], list[tf.Tensor]]
@@ -33,9 +33,9 @@ _REMEDY = "Compile the model with one optimizer and let a step apply its gradien
 _NOT_REPLICATED = f"which several replicas cannot follow. {_REMEDY}, or train with strategy single"
 
 
-def own_steps(workload: Workload) -> tuple[str, ...]:
-    """Return the names of a workload's own steps, none if the engine's step trains it. Call it after the workload has built its model."""
-    return workload.own_steps() if isinstance(workload, Stepping) else ()
+def customizations(workload: Workload) -> tuple[str, ...]:
+    """Return what a workload customizes of Keras's training, for messages; empty if the engine's step trains it. Call it after `model`."""
+    return workload.customizations() if isinstance(workload, HasTrainStep) else ()
 
 
 class UserStep:
@@ -45,7 +45,7 @@ class UserStep:
     by nothing else: replicas would drift apart.
     """
 
-    def __init__(self, workload: Stepping, model: keras.Model, optimizer: keras.optimizers.Optimizer, config: TrainConfig) -> None:
+    def __init__(self, workload: HasTrainStep, model: keras.Model, optimizer: keras.optimizers.Optimizer, config: TrainConfig) -> None:
         """Raise WorkloadError if the settings ask for something that only the engine's own step does."""
         self._workload, self._model, self._optimizer = workload, model, optimizer
         self._name = f"train.workload {config.train.workload}"
@@ -55,7 +55,7 @@ class UserStep:
         unsupported = {"gradients.accumulate": config.train.gradients.accumulate > 1, "jit_compile": config.train.jit_compile}
         for setting in (name for name, is_set in unsupported.items() if is_set):
             raise WorkloadError(
-                f"train.{setting} changes the trainer's own training step, and {config.train.workload} has {', '.join(workload.own_steps())} of its own; "
+                f"train.{setting} changes the trainer's own training step, and {config.train.workload} has {', '.join(workload.customizations())} of its own; "
                 "leave it out"
             )
         self._patch_optimizer()

@@ -47,7 +47,7 @@ class Cifar10(ImageClassifier):
         """Return the network; weights are truncated normal, with weight decay, a loss of its own, on the two dense layers."""
         filters = self._params.filters
 
-        def start(stddev: float, layer: int) -> keras.initializers.Initializer:
+        def initializer(stddev: float, layer: int) -> keras.initializers.Initializer:
             return keras.initializers.TruncatedNormal(stddev=stddev, seed=self._seed + layer)
 
         def conv(name: str, layer: int, bias: float, activation: str | None) -> keras.layers.Layer:
@@ -56,7 +56,7 @@ class Cifar10(ImageClassifier):
                 5,
                 padding="same",
                 activation=activation,
-                kernel_initializer=start(0.05, layer),
+                kernel_initializer=initializer(0.05, layer),
                 bias_initializer=_bias(bias),
                 name=name,
             )
@@ -65,7 +65,7 @@ class Cifar10(ImageClassifier):
             return keras.layers.Dense(
                 units,
                 activation="relu",
-                kernel_initializer=start(0.04, layer),
+                kernel_initializer=initializer(0.04, layer),
                 kernel_regularizer=keras.regularizers.L2(WEIGHT_DECAY / 2),
                 bias_initializer=_bias(0.1),
                 name=name,
@@ -88,7 +88,7 @@ class Cifar10(ImageClassifier):
                 keras.layers.Flatten(name="flat"),
                 dense("local3", 2, 384),
                 dense("local4", 3, 192),
-                keras.layers.Dense(cifar10_data.CLASSES, kernel_initializer=start(1 / 192, 4), name="logits"),
+                keras.layers.Dense(cifar10_data.CLASSES, kernel_initializer=initializer(1 / 192, 4), name="logits"),
             ],
             name="cifar10",
         )

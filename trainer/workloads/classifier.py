@@ -35,7 +35,7 @@ class ImageClassifier:
         return in_memory.batches(self._pictures.train.images, self._pictures.train.labels, shard)
 
     def train_examples(self) -> int:
-        """See Counted.train_examples."""
+        """See HasTrainExamples.train_examples."""
         return len(self._pictures.train.labels)
 
     def eval_data(self, batch_size: int) -> tf.data.Dataset:

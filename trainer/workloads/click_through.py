@@ -49,9 +49,9 @@ class ClickThrough:
         for column, rows in enumerate(self.rows):
             ids = categories[:, column]
             weights.append(keras.layers.Embedding(rows, 1, embeddings_initializer="zeros", name=f"wide_c{column + 1}")(ids))
-            start = keras.initializers.RandomUniform(-0.05, 0.05, seed=self._seed + column)
+            initializer = keras.initializers.RandomUniform(-0.05, 0.05, seed=self._seed + column)
             vectors.append(
-                keras.layers.Embedding(rows, self._params.dimension, embeddings_initializer=start, name=f"deep_c{column + 1}")(ids)
+                keras.layers.Embedding(rows, self._params.dimension, embeddings_initializer=initializer, name=f"deep_c{column + 1}")(ids)
             )
         hidden = keras.layers.Concatenate(name="deep")([*vectors, logs])
         for layer, units in enumerate(self._params.hidden_units, 1):
@@ -77,7 +77,7 @@ class ClickThrough:
         return {"auc": batch_auc(targets, outputs)}
 
     def held_out_metrics(self) -> "HeldOutAuc":
-        """See Accumulating.held_out_metrics."""
+        """See HasHeldOutMetrics.held_out_metrics."""
         return HeldOutAuc()
 
     def train_data(self, shard: Shard) -> tf.data.Dataset:
@@ -87,7 +87,7 @@ class ClickThrough:
         return planted_clicks.batches(self.rows, self._params.zipf_exponent, self._params.examples, shard)
 
     def train_examples(self) -> int | None:
-        """See Counted.train_examples."""
+        """See HasTrainExamples.train_examples."""
         return self._params.examples if self._files is None else self._files.examples
 
     def eval_data(self, batch_size: int) -> tf.data.Dataset:

@@ -33,7 +33,7 @@ class Boards(NamedTuple):
     things: tf.Tensor
 
 
-def start(boards: int, seed: tf.Tensor) -> Boards:
+def reset(boards: int, seed: tf.Tensor) -> Boards:
     """Return new boards, drawn at random from `seed`, int32 [2]."""
     order = tf.argsort(tf.random.stateless_uniform([boards, CELLS], seed), axis=1)
     return Boards(order[:, 0], order[:, 1 : 1 + THINGS])

@@ -12,9 +12,9 @@ from trainer import user_errors
 from trainer.error_line import error_line
 from trainer.workloads.class_weight import ClassWeight
 from trainer.workloads.errors import WorkloadError
-from trainer.workloads.keras_step import KerasSteps, build, flatten, overrides, own_steps
+from trainer.workloads.keras_step import KerasSteps, build, customizations, flatten, overrides
 from trainer.workloads.module_forms import CLASS_WEIGHT
-from trainer.workloads.protocol import Shard, Values
+from trainer.workloads.protocol import Shard, StateMapping
 from trainer.workloads.user_call import CallArguments, call, where
 from trainer.workloads.user_callbacks import UserCallbacks
 from trainer.workloads.user_data import UserData
@@ -28,7 +28,7 @@ _MISFIT = re.compile(
 )
 
 
-class KerasModel:
+class KerasWorkload:
     """A compiled Keras model, or a function that returns one, as a workload.
 
     While training, a metric is computed for each batch, and progress shows the mean. In an evaluation a metric is computed
@@ -60,8 +60,8 @@ class KerasModel:
             self._build(model, name)
         _check_loss(model, lambda: self._train.first(1)[0], name)
         self._has_own_loss = overrides(model, "compute_loss")
-        if self._has_own_loss or self.own_steps():
-            build(model, self._data(*self._train.first(1)), metrics=bool(self.own_steps()))
+        if self._has_own_loss or self.customizations():
+            build(model, self._data(*self._train.first(1)), metrics=bool(self.customizations()))
         return model
 
     def _build(self, model: keras.Model, name: str) -> None:
@@ -71,7 +71,7 @@ class KerasModel:
             return
         # The model's own steps call its parts, as in Keras's example of a variational autoencoder.
         unbuilt = [layer.name for layer in model._flatten_layers(include_self=False) if not layer.built]  # noqa: SLF001
-        if unbuilt or not self.own_steps():
+        if unbuilt or not self.customizations():
             raise WorkloadError(
                 f"{name}: {type(model).__name__} has no `call`"
                 + (f", and its part {unbuilt[0]} is not built" if unbuilt else "")
@@ -81,11 +81,11 @@ class KerasModel:
 
     def optimizer(self) -> keras.optimizers.Optimizer:
         """See Workload.optimizer."""
-        return self._compiled().optimizer
+        return self._built_model().optimizer
 
     def loss(self, targets: Any, outputs: Any) -> tf.Tensor:
         """See Workload.loss: the sum of the outputs' losses, each times its weight; 0 if only layers add losses."""
-        loss = self._compiled()._compile_loss  # noqa: SLF001 - Keras has no public name for the loss without the model's own
+        loss = self._built_model()._compile_loss  # noqa: SLF001 - Keras has no public name for the loss without the model's own
         if loss is None:
             return tf.constant(0.0)
         labels, weights = self._split_weights(targets)
@@ -97,22 +97,24 @@ class KerasModel:
         with keras.StatelessScope(state_mapping=trackers):
             return loss(labels, outputs, weights)
 
-    def total_loss(self, batch: tuple[Any, Any], outputs: Any, own: Sequence[tf.Tensor], values: Values, *, training: bool) -> tf.Tensor:
-        """See Composing.total_loss: the loss as in `fit` and `evaluate`."""
+    def total_loss(
+        self, batch: tuple[Any, Any], outputs: Any, layer_losses: Sequence[tf.Tensor], state_mapping: StateMapping, *, training: bool
+    ) -> tf.Tensor:
+        """See HasTotalLoss.total_loss: the loss as in `fit` and `evaluate`."""
         inputs, targets = batch
         if not self._has_own_loss:
-            return tf.add_n([self.loss(targets, outputs), *(tf.reduce_sum(tf.cast(one, tf.float32)) for one in own)])
-        if training and not values:
+            return tf.add_n([self.loss(targets, outputs), *(tf.reduce_sum(tf.cast(one, tf.float32)) for one in layer_losses)])
+        if training and not state_mapping:
             return self._computed_loss(inputs, targets, outputs, training=True)
-        model = self._compiled()
+        model = self._built_model()
         trackers = [(v, tf.zeros(v.shape, v.dtype)) for v in model.metrics_variables]
-        with keras.StatelessScope(state_mapping=[*values, *trackers]) as scope:
-            model._losses_override = list(own)  # noqa: SLF001 - as Keras's trainer for JAX does
+        with keras.StatelessScope(state_mapping=[*state_mapping, *trackers]) as scope:
+            model._losses_override = list(layer_losses)  # noqa: SLF001 - as Keras's trainer for JAX does
             try:
                 loss = self._computed_loss(inputs, targets, outputs, training=training)
             finally:
                 model._losses_override = []  # noqa: SLF001
-        for variable, value in values:
+        for variable, value in state_mapping:
             if scope.get_current_value(variable) is not value:
                 raise WorkloadError(
                     f"train.workload {self._arguments.workload}: compute_loss of {type(model).__name__} changes {variable.path}, which parameter_server "
@@ -120,30 +122,37 @@ class KerasModel:
                 )
         return loss
 
-    def check_together(self, batches: int) -> None:
-        """See Composing.check_together."""
-        _check_mean(self._compiled(), batches, f"train.workload {self._arguments.workload}")
+    def check_averaging(self, batches: int) -> None:
+        """See HasTotalLoss.check_averaging."""
+        loss = getattr(self._built_model(), "_compile_loss", None)
+        losses = tf.nest.flatten(loss._user_loss) if loss is not None else []  # noqa: SLF001 - Keras has no public name for it
+        if batches > 1 and any(getattr(one, "reduction", None) == "sum" for one in losses):
+            raise WorkloadError(
+                f"train.workload {self._arguments.workload}: the model is compiled with a loss whose reduction is 'sum', but a step takes the mean of "
+                f"its {batches} batches; use reduction='sum_over_batch_size', with the learning rate multiplied by the number of examples in a batch, "
+                "or train one batch a step"
+            )
 
-    def own_steps(self) -> tuple[str, ...]:
-        """See Stepping.own_steps."""
-        return own_steps(self._compiled())
+    def customizations(self) -> tuple[str, ...]:
+        """See HasTrainStep.customizations."""
+        return customizations(self._built_model())
 
-    def train_with(self, model: keras.Model, optimizer: keras.optimizers.Optimizer) -> None:
-        """See Stepping.train_with."""
-        if self.own_steps():
+    def prepare_steps(self, model: keras.Model, optimizer: keras.optimizers.Optimizer) -> None:
+        """See HasTrainStep.prepare_steps."""
+        if self.customizations():
             model.optimizer = optimizer
             self._steps = KerasSteps(model, f"train.workload {self._arguments.workload}", self._data)
 
     def train_step(self, inputs: Any, targets: Any) -> dict[str, tf.Tensor]:
-        """See Stepping.train_step."""
+        """See HasTrainStep.train_step."""
         return self._ready_steps().train(inputs, targets)
 
     def reset(self) -> None:
-        """See Stepping.reset."""
+        """See HasTrainStep.reset."""
         self._ready_steps().reset()
 
     def test_step(self, inputs: Any, targets: Any) -> dict[str, tf.Tensor]:
-        """See Stepping.test_step."""
+        """See HasTrainStep.test_step."""
         return self._ready_steps().test(inputs, targets)
 
     def metrics(self, targets: Any, outputs: Any) -> dict[str, tf.Tensor]:
@@ -152,7 +161,7 @@ class KerasModel:
         return self._metrics(labels, outputs, weights).of_batch(labels, outputs, weights)
 
     def held_out_metrics(self) -> "_CompiledHeldOutMetrics | None":
-        """See Accumulating.held_out_metrics."""
+        """See HasHeldOutMetrics.held_out_metrics."""
         compiled = self._compiled_metrics.compiled if self._compiled_metrics is not None else None
         return None if compiled is None else _CompiledHeldOutMetrics(compiled, self._split_weights)
 
@@ -161,7 +170,7 @@ class KerasModel:
         return self._train.batches(shard)
 
     def train_examples(self) -> int | None:
-        """See Counted.train_examples."""
+        """See HasTrainExamples.train_examples."""
         return self._train.count()
 
     def eval_data(self, batch_size: int) -> tf.data.Dataset:
@@ -169,7 +178,7 @@ class KerasModel:
         return self._held_out.once(batch_size)
 
     def explained(self, error: Exception) -> WorkloadError | None:
-        """See Explaining.explained."""
+        """See ExplainsErrors.explained."""
         reason = _misfit(error, self._arguments.workload.partition(":")[0])
         if self._model is None or not reason:
             return None
@@ -182,18 +191,18 @@ class KerasModel:
             f"train.workload {self._arguments.workload}: model and data do not fit: {reason}; {'; '.join([*shapes, _shapes_of_model(self._model)])}"
         )
 
-    def _compiled(self) -> Any:
+    def _built_model(self) -> Any:
         if self._model is None:
             self.model()
         return self._model
 
     def _ready_steps(self) -> KerasSteps:
-        assert self._steps is not None  # noqa: S101 - the engine calls train_with first
+        assert self._steps is not None  # noqa: S101 - the engine calls prepare_steps first
         return self._steps
 
     def _computed_loss(self, inputs: Any, targets: Any, outputs: Any, *, training: bool) -> tf.Tensor:
         labels, weights = self._split_weights(targets)
-        loss: tf.Tensor = self._compiled()._compute_loss(inputs, labels, outputs, weights, training=training)  # noqa: SLF001 - as `fit` does
+        loss: tf.Tensor = self._built_model()._compute_loss(inputs, labels, outputs, weights, training=training)  # noqa: SLF001 - as `fit` does
         return loss
 
     def _data(self, inputs: Any, targets: Any) -> tuple[Any, ...]:
@@ -207,7 +216,7 @@ class KerasModel:
     def _metrics(self, targets: Any, outputs: Any, weights: Any) -> "_CompiledMetrics":
         if self._compiled_metrics is None:
             with tf.init_scope():
-                compiled = self._compiled()._compile_metrics  # noqa: SLF001 - Keras has no public name for what compile was given
+                compiled = self._built_model()._compile_metrics  # noqa: SLF001 - Keras has no public name for what compile was given
                 self._compiled_metrics = _CompiledMetrics(compiled, *self._dummy_batch(targets, outputs, weights))
         return self._compiled_metrics
 
@@ -220,7 +229,7 @@ class KerasModel:
         if not all(t is None or t.shape[1:].is_fully_defined() for t in tf.nest.flatten(targets)):
             inputs, real = self._held_out.first(1)
             real_targets, real_weights = self._split_weights(real)
-            shaped = (real_targets, self._compiled()(inputs), weights if real_weights is None else real_weights)
+            shaped = (real_targets, self._built_model()(inputs), weights if real_weights is None else real_weights)
         return tf.nest.map_structure(
             lambda t, s: None if t is None else np.zeros([1, *(d or 1 for d in s.shape[1:])], t.dtype.as_numpy_dtype), given, shaped
         )
@@ -307,17 +316,6 @@ def _check_loss(model: keras.Model, inputs: Callable[[], Any], name: str) -> Non
         raise WorkloadError(
             f"{name}: the model {model.name!r} is compiled without a loss and has a train_step of its own, but no test_step; evaluations need "
             "a loss: give `compile` one, or write a `test_step`"
-        )
-
-
-def _check_mean(model: keras.Model, batches: int, name: str) -> None:
-    """Raise WorkloadError if the loss of a step of several `batches` would not be the mean of their losses."""
-    compiled = getattr(model, "_compile_loss", None)
-    losses = tf.nest.flatten(compiled._user_loss) if compiled is not None else []  # noqa: SLF001 - Keras has no public name for it
-    if batches > 1 and any(getattr(loss, "reduction", None) == "sum" for loss in losses):
-        raise WorkloadError(
-            f"{name}: the model is compiled with a loss whose reduction is 'sum', but a step takes the mean of its {batches} batches; "
-            "use reduction='sum_over_batch_size', with the learning rate multiplied by the number of examples in a batch, or train one batch a step"
         )
 
 

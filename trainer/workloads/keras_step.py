@@ -11,7 +11,7 @@ from trainer.workloads.errors import WorkloadError
 from trainer.workloads.unscaled_losses import unscaled_losses
 
 # Methods of Keras's training loop whose overrides are called.
-_STEPS = ("train_step", "test_step", "compute_metrics", "metrics", "reset_metrics", "get_metrics_result")
+_CUSTOMIZABLE = ("train_step", "test_step", "compute_metrics", "metrics", "reset_metrics", "get_metrics_result")
 
 
 def overrides(model: keras.Model, name: str) -> bool:
@@ -19,9 +19,9 @@ def overrides(model: keras.Model, name: str) -> bool:
     return getattr(type(model), name) is not getattr(keras.Model, name)
 
 
-def own_steps(model: keras.Model) -> tuple[str, ...]:
-    """Return why a compiled model needs its own steps: methods that its class overrides, else metrics beside those of `compile`."""
-    overridden = tuple(name for name in _STEPS if overrides(model, name))
+def customizations(model: keras.Model) -> tuple[str, ...]:
+    """Return the methods that a compiled model's class overrides, or else the metrics that `compile` does not know; empty if the engine's step suffices."""
+    overridden = tuple(name for name in _CUSTOMIZABLE if overrides(model, name))
     compiled = (model._loss_tracker, model._compile_metrics, *(model._compile_loss.metrics if model._compile_loss else ()))  # noqa: SLF001
     known = {id(metric) for metric in compiled}
     return overridden or tuple(f"the metric {metric.name}" for metric in model.metrics if id(metric) not in known)

@@ -78,7 +78,7 @@ class LinearRegression:
         return in_memory.batches(self.x, self.y, shard)
 
     def train_examples(self) -> int:
-        """See Counted.train_examples."""
+        """See HasTrainExamples.train_examples."""
         return POINTS
 
     def eval_data(self, batch_size: int) -> tf.data.Dataset:

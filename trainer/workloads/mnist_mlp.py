@@ -40,15 +40,15 @@ class MnistMlp(DigitClassifier):
         """Return the MLP; weights are truncated normal with stddev 1/28 and 1/sqrt(hidden units), biases zero."""
         units = self._params.hidden_units
 
-        def start(stddev: float, layer: int) -> keras.initializers.Initializer:
+        def initializer(stddev: float, layer: int) -> keras.initializers.Initializer:
             return keras.initializers.TruncatedNormal(stddev=stddev, seed=self._seed + layer)
 
         return keras.Sequential(
             [
                 keras.Input((mnist_data.PIXELS,), dtype="uint8", name="digits"),
                 keras.layers.Rescaling(1 / 255, name="scale"),
-                keras.layers.Dense(units, activation="relu", kernel_initializer=start(1 / 28, 0), name="hidden"),
-                keras.layers.Dense(mnist_data.CLASSES, kernel_initializer=start(1 / math.sqrt(units), 1), name="logits"),
+                keras.layers.Dense(units, activation="relu", kernel_initializer=initializer(1 / 28, 0), name="hidden"),
+                keras.layers.Dense(mnist_data.CLASSES, kernel_initializer=initializer(1 / math.sqrt(units), 1), name="logits"),
             ],
             name="mnist_mlp",
         )

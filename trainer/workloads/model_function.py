@@ -12,12 +12,12 @@ import tensorflow as tf
 
 from trainer.workloads.autograph import converted
 from trainer.workloads.errors import WorkloadError
+from trainer.workloads.function_variables import FunctionVariables, StatelessVariable
 from trainer.workloads.protocol import Shard
 from trainer.workloads.train_op import TrainOp
 from trainer.workloads.user_call import CallArguments, where
 from trainer.workloads.user_callbacks import UserCallbacks
 from trainer.workloads.user_data import UserData
-from trainer.workloads.variable_capture import CapturedVariable, FunctionVariables
 
 # The values of `mode`, as tf.estimator.ModeKeys has them.
 TRAIN, EVAL = "train", "eval"
@@ -25,7 +25,7 @@ TRAIN, EVAL = "train", "eval"
 _FIRST = 2
 
 
-class ModelFunction:
+class ModelFunctionWorkload:
     """A model function as a workload, with its module's data and optional `metrics(targets, predictions)`."""
 
     def __init__(
@@ -46,7 +46,7 @@ class ModelFunction:
     def model(self) -> keras.Model:
         """See Workload.model."""
         model = _Model(self._call)
-        self._optimizer = model.start(*self._train.first(_FIRST))
+        self._optimizer = model.create_variables(*self._train.first(_FIRST))
         return model
 
     def optimizer(self) -> keras.optimizers.Optimizer:
@@ -68,7 +68,7 @@ class ModelFunction:
         return self._train.batches(shard).map(_with_targets)
 
     def train_examples(self) -> int | None:
-        """See Counted.train_examples."""
+        """See HasTrainExamples.train_examples."""
         return self._train.count()
 
     def eval_data(self, batch_size: int) -> tf.data.Dataset:
@@ -123,7 +123,7 @@ class _Model(keras.Model):
         self._variables = FunctionVariables(self.add_weight, call.name)
         self._specs: tuple[Any, ...] = ()
 
-    def start(self, features: Any, targets: Any) -> keras.optimizers.Optimizer:
+    def create_variables(self, features: Any, targets: Any) -> keras.optimizers.Optimizer:
         """Create the variables by a first call on a few examples; return the optimizer."""
         _, loss, train_op = self._variables.create(lambda: self._function(features, targets, TRAIN))
         for name, variable in self._variables.created.items():
@@ -157,9 +157,9 @@ class _Model(keras.Model):
             )
             for variable, value in zip(variables, given, strict=True)
         }
-        stand_ins = {key: CapturedVariable(tf.convert_to_tensor(values[id(v)]), key) for key, v in self._variables.created.items()}
-        outputs = self._outputs(inputs, stand_ins, training=training)
-        captured = {id(self._variables.created[key]): stand_in for key, stand_in in stand_ins.items()}
+        stateless = {key: StatelessVariable(tf.convert_to_tensor(values[id(v)]), key) for key, v in self._variables.created.items()}
+        outputs = self._outputs(inputs, stateless, training=training)
+        captured = {id(self._variables.created[key]): stand_in for key, stand_in in stateless.items()}
         after = [captured[id(variable)].current for variable in self.non_trainable_variables]
         return (outputs, after, []) if return_losses else (outputs, after)
 
@@ -180,7 +180,7 @@ class _Model(keras.Model):
         archive.add_endpoint("serve", serve, input_signature=[spec])
         archive.write_out(filepath, verbose=options.get("verbose", False))
 
-    def _outputs(self, inputs: tuple[Any, Any], given: Mapping[str, CapturedVariable] | None, *, training: bool) -> dict[str, Any]:
+    def _outputs(self, inputs: tuple[Any, Any], given: Mapping[str, StatelessVariable] | None, *, training: bool) -> dict[str, Any]:
         features, targets = inputs
         mode = TRAIN if training else EVAL
 

@@ -62,18 +62,18 @@ def workload_from(found: Any, module: ModuleType, arguments: CallArguments) -> A
 def _keras_model(found: Any, module: ModuleType, arguments: CallArguments) -> Any:
     import keras
 
-    from trainer.workloads.keras_model import KerasModel
+    from trainer.workloads.keras_model import KerasWorkload
 
     siblings = _data(module, arguments)
     if (weights := definition(module, CLASS_WEIGHT)) is not None:
         siblings[CLASS_WEIGHT] = weights
     makers = siblings.values() if isinstance(found, keras.Model) else (found, *siblings.values())  # a model is not called with parameters
     user_call.check_params(makers, arguments)
-    return KerasModel(found, siblings, arguments)
+    return KerasWorkload(found, siblings, arguments)
 
 
 def _model_function(found: Callable[..., Any], names: tuple[str, ...], module: ModuleType, arguments: CallArguments) -> Any:
-    from trainer.workloads.model_function import ModelFunction
+    from trainer.workloads.model_function import ModelFunctionWorkload
 
     if tuple("targets" if name == "labels" else name for name in names) not in SIGNATURES:
         raise WorkloadError(
@@ -84,7 +84,7 @@ def _model_function(found: Callable[..., Any], names: tuple[str, ...], module: M
     siblings = _data(module, arguments)
     if "params" not in names:
         user_call.check_params(siblings.values(), arguments)
-    return ModelFunction(found, len(names), siblings, definition(module, "metrics"), arguments)
+    return ModelFunctionWorkload(found, len(names), siblings, definition(module, "metrics"), arguments)
 
 
 def _reject_class_weight(module: ModuleType, what: str) -> None:

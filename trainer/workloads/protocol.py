@@ -1,6 +1,7 @@
 """The interface between a workload and the training engine. The engine owns the loop, the strategy and the files.
 
-A workload defines the computation, not its placement: the same object trains on every strategy; an Agent on those in catalog.py.
+A workload defines the computation, not its placement: the same object trains under every strategy, an Agent only under those that
+catalog.py lists.
 """
 
 from collections.abc import Sequence
@@ -16,11 +17,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Shard:
-    """The part of the endless stream of training batches that one reader takes.
+    """One reader's part of the training data: reader `index` of `count`. A reader is one task's input pipeline.
 
-    A reader takes batch `start`, `start + 1`, ... of its own stream. With the same seed and index the
-    stream is the same, so training resumes where it stopped. This is reader `index` of `count`: their streams
-    differ, and together have each example once an epoch.
+    Together the readers give each example once an epoch. Batch n of a reader depends only on `seed`, `index` and n, so a
+    resumed reader continues at batch `start`.
     """
 
     batch_size: int
@@ -59,15 +59,15 @@ class Workload(Protocol):
 
 
 @runtime_checkable
-class Scheduling(Protocol):
-    """Optional, for a learning rate schedule by epochs, whose steps depend on batch size and replicas."""
+class HasOptimizerFor(Protocol):
+    """Optional, for a learning rate schedule in epochs: how many steps an epoch has depends on batch size and replicas."""
 
     def optimizer_for(self, examples_per_step: int) -> "keras.optimizers.Optimizer":
         """Return a new optimizer, for steps of so many examples; called instead of `optimizer`."""
 
 
 @runtime_checkable
-class Counted(Protocol):
+class HasTrainExamples(Protocol):
     """Optional, for a known number of training examples, which `train.epochs` needs."""
 
     def train_examples(self) -> int | None:
@@ -75,7 +75,7 @@ class Counted(Protocol):
 
 
 @runtime_checkable
-class CallingBack(Protocol):
+class HasCallbacks(Protocol):
     """Optional, for Keras's callbacks between steps; see trainer/engine/callbacks.py."""
 
     def callbacks(self) -> "list[keras.callbacks.Callback]":
@@ -83,11 +83,11 @@ class CallingBack(Protocol):
 
 
 @runtime_checkable
-class Explaining(Protocol):
+class ExplainsErrors(Protocol):
     """Optional, for errors of TensorFlow and Keras that do not say what to change."""
 
     def explained(self, error: Exception) -> "WorkloadError | None":
-        """Return an error that replaces one that ended training or an evaluation; None to leave it."""
+        """Return the error to raise instead of `error`, which ended training or an evaluation; None to raise `error` itself."""
 
 
 class HeldOutMetrics(Protocol):
@@ -100,46 +100,46 @@ class HeldOutMetrics(Protocol):
         """Add one batch. Called in a graph: state must be in existing variables."""
 
     def result(self) -> dict[str, float]:
-        """Return the metrics of all batches since `reset`. Before the first batch only their names count."""
+        """Return the metrics of all batches since `reset`. Also called before the first batch, where only the names are used."""
 
 
 @runtime_checkable
-class Accumulating(Protocol):
+class HasHeldOutMetrics(Protocol):
     """Optional, for metrics of a whole evaluation instead of means over batches."""
 
     def held_out_metrics(self) -> HeldOutMetrics | None:
         """Return the metrics, None if there are none; called after the first call of `metrics`."""
 
 
-# Variables, each with the value that replaces it.
-Values: TypeAlias = "Sequence[tuple[keras.Variable, tf.Tensor]]"
+# Variables, each with the value that replaces it, as keras.StatelessScope takes them.
+StateMapping: TypeAlias = "Sequence[tuple[keras.Variable, tf.Tensor]]"
 
 
 @runtime_checkable
-class Composing(Protocol):
+class HasTotalLoss(Protocol):
     """Optional, for a loss that depends on more than targets and outputs."""
 
     def total_loss(
-        self, batch: tuple[Any, Any], outputs: Any, own: "Sequence[tf.Tensor]", values: Values, *, training: bool
+        self, batch: tuple[Any, Any], outputs: Any, layer_losses: "Sequence[tf.Tensor]", state_mapping: StateMapping, *, training: bool
     ) -> "tf.Tensor":
-        """Return the scalar loss of (inputs, targets), `own` losses of the model and its layers included.
+        """Return the scalar loss of (inputs, targets), with the `layer_losses`, those that layers added (`add_loss`, regularizers).
 
-        Called instead of `loss`, in evaluations as well. `values` replace variables, which are not changed.
+        Called instead of `loss`, in evaluations as well. The values of `state_mapping` replace variables, which are not changed.
         """
 
-    def check_together(self, batches: int) -> None:
-        """Raise WorkloadError if the loss of several `batches`, of replicas or accumulated, must not be the mean of theirs."""
+    def check_averaging(self, batches: int) -> None:
+        """Raise WorkloadError if the losses of a step's `batches` (of replicas, or accumulated) may not be averaged."""
 
 
 @runtime_checkable
-class Stepping(Protocol):
+class HasTrainStep(Protocol):
     """Optional, for a workload's own training steps, which compute gradients and apply them."""
 
-    def own_steps(self) -> tuple[str, ...]:
-        """Return the names of its own steps, for messages; none if it is trained as other workloads are. Called after `model`."""
+    def customizations(self) -> tuple[str, ...]:
+        """Return what it customizes of Keras's training, for messages; empty if the engine's own step trains it. Called after `model`."""
 
-    def train_with(self, model: "keras.Model", optimizer: "keras.optimizers.Optimizer") -> None:
-        """Set the model and the optimizer of the steps."""
+    def prepare_steps(self, model: "keras.Model", optimizer: "keras.optimizers.Optimizer") -> None:
+        """Store the model and the optimizer for the steps."""
 
     def train_step(self, inputs: Any, targets: Any) -> "dict[str, tf.Tensor]":
         """Take a step on one batch; return float32 scalars, `loss` first. Called in a graph."""
@@ -155,16 +155,16 @@ class Stepping(Protocol):
 class Agent(Protocol):
     """A workload that learns from its own actions instead of data. A step is one action.
 
-    `measured` names the measures of its actions, reported as means over the last `window` steps; `evaluated` those that `evaluate`
-    returns beside the loss. Each task plays `boards` games at once.
+    `play_metrics` names the metrics of its actions, reported as means over the last `metric_window` steps; `eval_metrics` those that
+    `evaluate` returns beside the loss.
     """
 
-    measured: tuple[str, ...]
-    evaluated: tuple[str, ...]
-    window: int
+    play_metrics: tuple[str, ...]
+    eval_metrics: tuple[str, ...]
+    metric_window: int
 
     @property
-    def boards(self) -> int:
+    def parallel_games(self) -> int:
         """Return how many games a task plays at once."""
 
     def model(self) -> "keras.Model":
@@ -176,37 +176,39 @@ class Agent(Protocol):
     def epsilon(self, step: int) -> float:
         """Return the probability of a random action at `step`."""
 
-    def updates(self, before: int, after: int) -> int:
-        """Return how many updates belong to the steps from `before` to `after`."""
+    def update_count(self, before: int, after: int) -> int:
+        """Return the number of updates due between steps `before` and `after`."""
 
-    def start(self, count: int, player: int, step: int) -> "tuple[tf.Tensor, tf.Tensor]":
+    def reset(self, count: int, player: int, step: int) -> "tuple[tf.Tensor, tf.Tensor]":
         """Return `count` new games, and the random seed of `player` from `step` on."""
 
     def play(
         self,
         weights: "Sequence[tf.Tensor]",
         games: "tf.Tensor",
-        first: "tf.Tensor",
-        moves: "tf.Tensor",
+        steps_before: "tf.Tensor",
+        steps: "tf.Tensor",
         epsilon: "tf.Tensor",
         seed: "tf.Tensor",
     ) -> "tuple[tf.Tensor, tf.Tensor, tf.Tensor]":
-        """Play `moves` steps of each game, after `first` steps; return the games, the actions [steps, ...] and the sums of `measured`.
+        """Play `steps` steps of each game, after `steps_before`; return the games, their transitions and the sums of `play_metrics`.
+
+        Transitions (state, action, reward, next state) are int8 [steps x games, width], as `learn` takes them.
 
         Must be plain TensorFlow operations: on parameter_server it runs on workers, which run no Python.
         """
 
     def learn(
-        self, model: Any, optimizer: Any, experience: "tf.Tensor", step: "tf.Tensor", count: "tf.Tensor", batch_size: int
+        self, model: Any, optimizer: Any, transitions: "tf.Tensor", step: "tf.Tensor", count: "tf.Tensor", batch_size: int
     ) -> "tf.Tensor":
-        """Store the `experience` after `step`, make `count` updates, and return the sum of their losses; called in a graph."""
+        """Store the `transitions` after `step`, make `count` updates, and return the sum of their losses; called in a graph."""
 
     def evaluate(self, model: Any) -> dict[str, float]:
-        """Return the loss and the measures that `evaluated` names."""
+        """Return the loss and the metrics that `eval_metrics` names."""
 
 
 @runtime_checkable
-class Summarizing(Protocol):
+class WritesSummaries(Protocol):
     """Optional, for TensorBoard beyond loss, metrics and speed."""
 
     def write_summaries(self, model: "keras.Model", step: int) -> None:
@@ -217,7 +219,7 @@ class Summarizing(Protocol):
 
 
 @runtime_checkable
-class StartSummarizing(Protocol):
+class WritesStartSummaries(Protocol):
     """Optional, for summaries of TensorBoard that have no step."""
 
     def write_start_summaries(self, model: "keras.Model", logdir: str) -> None:

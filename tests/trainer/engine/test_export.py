@@ -23,7 +23,7 @@ from trainer.engine.export import BestModel
 from trainer.events import Reporter
 from trainer.settings import Export, direction
 from trainer.workloads.errors import WorkloadError
-from trainer.workloads.keras_model import KerasModel
+from trainer.workloads.keras_model import KerasWorkload
 from trainer.workloads.user_call import CallArguments
 
 NAMES = ("loss", "accuracy")
@@ -79,7 +79,7 @@ def test_a_run_exports_its_best_model_for_use_without_the_trainer(tmp_path: Path
     assert outcome.finished
 
 
-class Compiled(KerasModel):
+class Compiled(KerasWorkload):
     """A compiled Keras model, as a spec can name it, with the data of `Small`."""
 
     def __init__(self, source: Callable[[], keras.Model]) -> None:

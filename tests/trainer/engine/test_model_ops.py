@@ -60,10 +60,10 @@ def test_held_out_data_is_not_tuned() -> None:
 class Stepped(Small):
     """Evaluates with a step of its own."""
 
-    def own_steps(self) -> tuple[str, ...]:
+    def customizations(self) -> tuple[str, ...]:
         return ("test_step",)
 
-    def train_with(self, model: keras.Model, optimizer: keras.optimizers.Optimizer) -> None:
+    def prepare_steps(self, model: keras.Model, optimizer: keras.optimizers.Optimizer) -> None:
         pass
 
     def train_step(self, inputs: tf.Tensor, targets: tf.Tensor) -> dict[str, tf.Tensor]:

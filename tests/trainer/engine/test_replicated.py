@@ -42,10 +42,10 @@ def test_each_task_drops_different_units(tmp_path: Path) -> None:
 class Reading(Alike):
     """Has a step of its own, whose loss is a number that an operation of TensorFlow draws."""
 
-    def own_steps(self) -> tuple[str, ...]:
+    def customizations(self) -> tuple[str, ...]:
         return ("train_step",)
 
-    def train_with(self, model: keras.Model, optimizer: keras.optimizers.Optimizer) -> None:
+    def prepare_steps(self, model: keras.Model, optimizer: keras.optimizers.Optimizer) -> None:
         """Do nothing: nothing is learned."""
 
     def train_step(self, inputs: tf.Tensor, targets: tf.Tensor) -> dict[str, tf.Tensor]:

@@ -11,7 +11,7 @@ import tensorflow as tf
 from trainer.engine import model_ops, moving_averages
 from trainer.engine.train_config import TrainConfig, train_config
 from trainer.settings import TrainerSettings
-from trainer.workloads.keras_model import KerasModel
+from trainer.workloads.keras_model import KerasWorkload
 from trainer.workloads.protocol import Shard
 from trainer.workloads.user_call import CallArguments
 
@@ -34,9 +34,9 @@ class Fitted:
         return {**differences, "weights": max(float(np.max(np.abs(own - others))) for own, others in pairs)}
 
 
-def workload(source: Source, **more: Any) -> KerasModel:
+def workload(source: Source, **more: Any) -> KerasWorkload:
     model, data = source
-    return KerasModel(model, {"train_data": data, "eval_data": data, **more}, CallArguments("mine:model", {}, "synthetic", 0))
+    return KerasWorkload(model, {"train_data": data, "eval_data": data, **more}, CallArguments("mine:model", {}, "synthetic", 0))
 
 
 def config_of(batch: int = BATCH, strategy: str = "single", **train: Any) -> TrainConfig:
@@ -67,7 +67,7 @@ def by_keras(source: Source, fit: dict[str, Any] | None = None) -> Fitted:
     )
 
 
-def by_trainer(session: Any, keras_model: KerasModel) -> Fitted:
+def by_trainer(session: Any, keras_model: KerasWorkload) -> Fitted:
     """Train with a session."""
     session.begin_at(0)
     progress = session.run(STEPS, finish=True)

@@ -42,7 +42,7 @@ def reference_picture(hero: int, things: list[int]) -> np.ndarray:
 
 
 def test_everything_starts_on_a_random_cell_of_its_own() -> None:
-    boards = gridworld.start(2000, seed(0))
+    boards = gridworld.reset(2000, seed(0))
     cells = np.concatenate([boards.hero[:, None], boards.things], axis=1)
     assert cells.shape == (2000, 1 + THINGS)
     assert all(len(set(row)) == 1 + THINGS for row in cells)
@@ -81,7 +81,7 @@ def test_a_touched_thing_is_rewarded_and_reappears_on_a_free_cell(place: int) ->
 
 def test_many_boards_follow_the_rules_for_whole_episodes() -> None:
     random = np.random.default_rng(3)
-    boards = gridworld.start(64, seed(4))
+    boards = gridworld.reset(64, seed(4))
     for number in range(gridworld.EPISODE):
         actions = random.integers(ACTIONS, size=64).astype(np.int32)
         after, gained = gridworld.step(boards, tf.constant(actions), seed(100 + number))
@@ -97,13 +97,13 @@ def test_many_boards_follow_the_rules_for_whole_episodes() -> None:
 
 
 def test_the_same_seed_gives_the_same_game_and_another_seed_another_game() -> None:
-    boards = gridworld.start(50, seed(5))
-    assert (gridworld.start(50, seed(5)).things.numpy() == boards.things.numpy()).all()
-    assert (gridworld.start(50, seed(6)).things.numpy() != boards.things.numpy()).any()
+    boards = gridworld.reset(50, seed(5))
+    assert (gridworld.reset(50, seed(5)).things.numpy() == boards.things.numpy()).all()
+    assert (gridworld.reset(50, seed(6)).things.numpy() != boards.things.numpy()).any()
 
 
 def test_the_picture_shows_the_board_pixel_for_pixel() -> None:
-    boards = gridworld.start(40, seed(7))
+    boards = gridworld.reset(40, seed(7))
     seen = gridworld.pictures(gridworld.small_pictures(boards))
     assert (seen.shape, seen.dtype) == ((40, 84, 84, 3), tf.uint8)
     for i in range(40):
@@ -113,7 +113,7 @@ def test_the_picture_shows_the_board_pixel_for_pixel() -> None:
 def test_a_random_hero_gets_about_two_an_episode() -> None:
     """As published."""
     random = np.random.default_rng(8)
-    boards, total = gridworld.start(500, seed(9)), np.zeros(500)
+    boards, total = gridworld.reset(500, seed(9)), np.zeros(500)
     for number in range(gridworld.EPISODE):
         boards, rewards = gridworld.step(boards, tf.constant(random.integers(ACTIONS, size=500), tf.int32), seed(200 + number))
         total += rewards.numpy()

@@ -16,7 +16,7 @@ from tests.trainer.tensorboard_reader import read_events
 from trainer.workloads import gridworld
 from trainer.workloads.errors import DataError, WorkloadError
 from trainer.workloads.gridworld import EPISODE, GOALS, Boards
-from trainer.workloads.gridworld_dqn import BOARD, EXPERIENCE, Dueling, GridworldDqn
+from trainer.workloads.gridworld_dqn import BOARD, TRANSITION, DuelingNetwork, GridworldDqn
 
 SMALL = {"filters": [4, 6, 8], "hidden": 16, "replay": 10_000, "random_steps": 100, "epsilon_steps": 200}
 Rows = np.ndarray[Any, np.dtype[np.int8]]
@@ -32,20 +32,20 @@ def small_pictures(games: Any) -> tf.Tensor:
 
 def play(player: GridworldDqn, weights: list[tf.Tensor], moves: int, epsilon: float, count: int = 10, first: int = 0) -> Rows:
     """Return the moves, [moves, count, 16]."""
-    games, seed = player.start(count, player=1, step=0)
+    games, seed = player.reset(count, player=1, step=0)
     _, rows, _ = player._play(weights, games, tf.constant(first), tf.constant(moves), tf.constant(epsilon), seed)  # in a graph, as tasks do
     reshaped: Rows = rows.numpy().reshape(moves, count, -1)
     return reshaped
 
 
-def weights_of(network: Dueling) -> list[tf.Tensor]:
+def weights_of(network: DuelingNetwork) -> list[tf.Tensor]:
     return [tf.convert_to_tensor(weight.value) for weight in network.weights]
 
 
 def test_the_network_equals_convolutions_over_the_whole_picture() -> None:
-    network = Dueling([4, 6, 8], 16)
+    network = DuelingNetwork([4, 6, 8], 16)
     conv1, conv2, conv3, conv4, advantage, value = weights_of(network)
-    small = gridworld.small_pictures(gridworld.start(20, tf.constant([1, 2])))
+    small = gridworld.small_pictures(gridworld.reset(20, tf.constant([1, 2])))
     seen: Any = tf.cast(gridworld.pictures(small), tf.float32) / 255
     assert seen.shape == (20, 84, 84, 3)
     for kernel, stride in ((conv1, 4), (conv2, 2), (conv3, 1), (conv4, 1)):
@@ -64,10 +64,10 @@ def test_epsilon_falls_in_a_line_after_the_random_moves() -> None:
 
 def test_every_fourth_move_after_the_random_ones_has_an_update() -> None:
     published = GridworldDqn(params={}, data="synthetic", seed=0)
-    assert published.updates(0, 10_000) == 0
-    assert published.updates(9_990, 10_008) == 2
+    assert published.update_count(0, 10_000) == 0
+    assert published.update_count(9_990, 10_008) == 2
     steps = np.cumsum(np.random.default_rng(0).integers(1, 100, size=500))
-    total = sum(published.updates(int(a), int(b)) for a, b in pairwise(steps))
+    total = sum(published.update_count(int(a), int(b)) for a, b in pairwise(steps))
     assert total == (steps[-1] - 10_000) // 4
 
 
@@ -99,7 +99,7 @@ def test_a_move_that_is_not_random_is_the_best_action(player: GridworldDqn) -> N
 
 def test_the_measures_are_the_reward_of_an_episode_and_the_best_actions_value(player: GridworldDqn) -> None:
     model = player.model()
-    games, seed = player.start(10, player=0, step=0)
+    games, seed = player.reset(10, player=0, step=0)
     _, rows, sums = player._play(weights_of(model.online), games, tf.constant(0), tf.constant(30), tf.constant(0.3), seed)
     values = model.online(small_pictures(rows.numpy()[:, :BOARD]))
     assert sums.numpy() == pytest.approx([50 * rows.numpy()[:, BOARD + 1].sum(), np.max(values, 1).sum()], rel=1e-4)
@@ -141,7 +141,7 @@ def test_an_update_moves_values_towards_the_double_q_target_and_the_target_netwo
 
 def test_the_replay_is_a_ring_that_holds_the_last_moves(learning: tuple[Any, Learn]) -> None:
     model, learn = learning
-    rows = np.random.default_rng(0).integers(0, 25, size=(12_000, EXPERIENCE), dtype=np.int8)  # any numbers: nothing is learned from them
+    rows = np.random.default_rng(0).integers(0, 25, size=(12_000, TRANSITION), dtype=np.int8)  # any numbers: nothing is learned from them
     for begin in range(0, 12_000, 4000):
         learn(rows[begin : begin + 4000], begin, 0)
     assert (model.replay.value.numpy() == np.concatenate([rows[10_000:], rows[2000:10_000]])).all()
@@ -149,7 +149,7 @@ def test_the_replay_is_a_ring_that_holds_the_last_moves(learning: tuple[Any, Lea
 
 def test_players_draw_different_games_and_each_the_same_ones_again() -> None:
     player = agent()
-    first, again, other, later = (player.start(50, *player_and_step)[0].numpy() for player_and_step in ((0, 0), (0, 0), (1, 0), (0, 64)))
+    first, again, other, later = (player.reset(50, *player_and_step)[0].numpy() for player_and_step in ((0, 0), (0, 0), (1, 0), (0, 64)))
     assert (first == again).all()
     assert (first != other).any()
     assert (first != later).any()

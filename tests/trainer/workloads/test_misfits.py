@@ -13,7 +13,7 @@ from trainer import roles
 from trainer.engine.collectives.all_reduce import AllReduce
 from trainer.engine.replicated import LocalSession
 from trainer.workloads.errors import WorkloadError
-from trainer.workloads.keras_model import KerasModel
+from trainer.workloads.keras_model import KerasWorkload
 
 
 def two_inputs() -> keras.Model:
@@ -35,7 +35,7 @@ def zeros(*shape: int) -> np.ndarray:
     return np.zeros((20, *shape), np.float32)
 
 
-def error_of(keras_model: KerasModel) -> Exception:
+def error_of(keras_model: KerasWorkload) -> Exception:
     """Return the error of a first step with only the trainer's frames."""
     with pytest.raises(Exception, match=r".") as raised:
         prepare_and_step(keras_model)
@@ -44,7 +44,7 @@ def error_of(keras_model: KerasModel) -> Exception:
     return raised.value.with_traceback(raised.value.__traceback__.tb_next.tb_next)
 
 
-def prepare_and_step(keras_model: KerasModel) -> None:
+def prepare_and_step(keras_model: KerasWorkload) -> None:
     session = LocalSession(keras_model, fitting.config_of(), AllReduce())
     session.begin_at(0)
     session.run(1)

@@ -59,7 +59,7 @@ class ServerSession(Session):
                     built = model_ops.build(workload, config, replicas)
                 layers.check_all_sharded(built.model, settings)
                 model_ops.check_normalization(built.model, config, connection.workers)
-                if steps := user_step.own_steps(workload):
+                if steps := user_step.customizations(workload):
                     raise WorkloadError(
                         f"train.workload {config.train.workload} has {', '.join(steps)} of its own, which parameter_server does not run: there servers "
                         "apply what workers compute. Use strategy single, mirrored or multi_worker_mirrored, or give loss and metrics to compile"

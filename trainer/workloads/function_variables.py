@@ -38,17 +38,16 @@ class FunctionVariables:
         self.created: dict[str, keras.Variable] = {}
 
     def create(self, run: Callable[[], Any]) -> Any:
-        """Return run(), outside any graph, which creates its variables; these have their initial values afterwards.
+        """Call `run`, which creates its variables, outside any graph; reset these to their initial values and return its result.
 
         Raises:
             WorkloadError: it trains a variable that was created outside of it.
         """
-        global_seed_generator()  # now, as it is no variable of the function
+        global_seed_generator()  # created here: it is not one of the function's variables
         initial_values: dict[str, tf.Tensor] = {}
 
         def create_variable(key: str, options: Mapping[str, Any]) -> Any:
-            value = options["initial_value"]
-            value = tf.convert_to_tensor(value() if callable(value) else value, dtype=options.get("dtype"))
+            value = _initial_value(options)
             trainable = options.get("trainable") is not False and value.dtype.is_floating
             name = key.rpartition("/")[2]
             rest = "mean" if value.dtype.is_floating else "none" if name.startswith("seed_generator_state") else "only_first_replica"
@@ -63,7 +62,7 @@ class FunctionVariables:
             initial_values[key] = value
             return self.created[key].value
 
-        with tf.GradientTape() as tape, _creating(create_variable, lambda following, options: following(**options)):
+        with tf.GradientTape() as tape, _creating(create_variable, lambda next_creator, options: next_creator(**options)):
             result = run()
         # Each replica watches its own copy of a mirrored variable.
         own = {id(part) for variable in self.created.values() for part in (variable.value, *getattr(variable.value, "values", ()))}
@@ -77,7 +76,7 @@ class FunctionVariables:
             self.created[key].value.assign(value)
         return result
 
-    def reuse(self, run: Callable[[], Any], given: Mapping[str, "CapturedVariable"] | None = None, *, require_all: bool) -> Any:
+    def reuse(self, run: Callable[[], Any], given: Mapping[str, "StatelessVariable"] | None = None, *, require_all: bool) -> Any:
         """Return run(), which finds its variables again, or instead those in `given`.
 
         Raises:
@@ -94,7 +93,7 @@ class FunctionVariables:
                 )
             return given[key] if given is not None else self.created[key].value
 
-        with _creating(find_variable, lambda _following, options: CapturedVariable(_initial_value(options), str(options.get("name")))):
+        with _creating(find_variable, lambda _next_creator, options: StatelessVariable(_initial_value(options), str(options.get("name")))):
             result = run()
         if require_all and len(used) < len(self.created):
             raise WorkloadError(
@@ -104,7 +103,7 @@ class FunctionVariables:
         return result
 
 
-class CapturedVariable:
+class StatelessVariable:
     """A value that replaces a variable: reads return it, and an assignment only changes the value of later reads."""
 
     def __init__(self, value: tf.Tensor, name: str) -> None:
@@ -125,16 +124,16 @@ class CapturedVariable:
         """Return the shape, as tf.Variable does."""
         return self.shape
 
-    def assign(self, value: Any, *_: Any, **__: Any) -> "CapturedVariable":
+    def assign(self, value: Any, *_: Any, **__: Any) -> "StatelessVariable":
         """Set the value, as tf.Variable does."""
         self.current = tf.ensure_shape(tf.cast(value, self.dtype), self.shape)
         return self
 
-    def assign_add(self, delta: Any, *_: Any, **__: Any) -> "CapturedVariable":
+    def assign_add(self, delta: Any, *_: Any, **__: Any) -> "StatelessVariable":
         """Add to the value, as tf.Variable does."""
         return self.assign(self.current + tf.cast(delta, self.dtype))
 
-    def assign_sub(self, delta: Any, *_: Any, **__: Any) -> "CapturedVariable":
+    def assign_sub(self, delta: Any, *_: Any, **__: Any) -> "StatelessVariable":
         """Subtract from the value, as tf.Variable does."""
         return self.assign(self.current - tf.cast(delta, self.dtype))
 
@@ -143,15 +142,15 @@ class CapturedVariable:
 
 
 def _operator(name: str) -> Callable[..., Any]:
-    def apply(self: CapturedVariable, *others: Any) -> Any:
-        values = [other.current if isinstance(other, CapturedVariable) else other for other in others]
+    def apply(self: StatelessVariable, *others: Any) -> Any:
+        values = [other.current if isinstance(other, StatelessVariable) else other for other in others]
         return getattr(tf.Tensor, name)(self.current, *values)
 
     return apply
 
 
 for _name in tf.Tensor.OVERLOADABLE_OPERATORS - {"__getitem__", "__eq__", "__ne__"}:
-    setattr(CapturedVariable, _name, _operator(_name))
+    setattr(StatelessVariable, _name, _operator(_name))
 
 
 def _initial_value(options: Mapping[str, Any]) -> tf.Tensor:
@@ -160,23 +159,25 @@ def _initial_value(options: Mapping[str, Any]) -> tf.Tensor:
 
 
 @contextmanager
-def _creating(own: Callable[[str, Mapping[str, Any]], Any], of_optimizers: Callable[[Any, Mapping[str, Any]], Any]) -> Iterator[None]:
-    """Have `own` create each variable inside, by its name in this call, and `of_optimizers` the variables of optimizers."""
+def _creating(
+    create: Callable[[str, Mapping[str, Any]], Any], create_for_optimizer: Callable[[Any, Mapping[str, Any]], Any]
+) -> Iterator[None]:
+    """Within this context `create` creates each variable, given its name in this call; `create_for_optimizer` creates those of optimizers."""
     counts: Counter[str] = Counter()
     inside = False
 
-    def creator(following: Any, **options: Any) -> Any:
+    def creator(next_creator: Any, **options: Any) -> Any:
         nonlocal inside
-        if inside:  # called by `own`
-            return following(**options)
+        if inside:  # called by `create`
+            return next_creator(**options)
         scopes = global_state.get_global_attribute(_KERAS_SCOPES) or []
         if any(isinstance(scope.caller, keras.optimizers.Optimizer) for scope in scopes):
-            return of_optimizers(following, options)
+            return create_for_optimizer(next_creator, options)
         base = "/".join([*(scope.name for scope in scopes), options.get("name") or "Variable"])
         counts[base] += 1
         inside = True
         try:
-            return own(base if counts[base] == 1 else f"{base}_{counts[base] - 1}", options)
+            return create(base if counts[base] == 1 else f"{base}_{counts[base] - 1}", options)
         finally:
             inside = False
 
