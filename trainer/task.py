@@ -177,7 +177,7 @@ def _remedy(error: Exception) -> str:
         return ""
     from trainer.workloads import pipeline
 
-    return pipeline.remedy(error)
+    return pipeline.batching_remedy(error)
 
 
 def _show_error(line: str, fingerprint: str = "") -> None:

@@ -109,7 +109,7 @@ class Cifar10(ImageClassifier):
         pictures = super().train_data(shard)
         numbers = tf.data.Dataset.range(start, in_memory.ENDLESS)
 
-        @in_memory.unconverted
+        @in_memory.do_not_convert
         def distort(batch: tuple[tf.Tensor, tf.Tensor], number: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
             images, labels = batch
             return augmentation.distorted(images, seed, (number * count + index) * shard.batch_size), labels
@@ -121,7 +121,7 @@ class Cifar10(ImageClassifier):
 
     def eval_data(self, batch_size: int) -> tf.data.Dataset:
         """Return the middle of each test picture once."""
-        central = in_memory.unconverted(lambda images, labels: (augmentation.central(images), labels))
+        central = in_memory.do_not_convert(lambda images, labels: (augmentation.central(images), labels))
         return super().eval_data(batch_size).map(central)
 
     def write_summaries(self, model: keras.Model, step: int) -> None:

@@ -88,7 +88,7 @@ class ClickThrough:
 
     def train_examples(self) -> int | None:
         """See HasTrainExamples.train_examples."""
-        return self._params.examples if self._files is None else self._files.examples
+        return self._params.examples if self._files is None else self._files.count_examples()
 
     def eval_data(self, batch_size: int) -> tf.data.Dataset:
         """Return the held-out examples once."""

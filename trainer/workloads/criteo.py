@@ -26,11 +26,11 @@ CATEGORIES = 26
 FIELDS = 1 + NUMBERS + CATEGORIES
 
 # Without held-out files, every so many lines one is held out.
-TENTH = 10
+HELD_OUT_EVERY = 10
 # First lines of each file that are checked before training starts.
-CHECKED = 100
+CHECKED_LINES = 100
 # Files of at most so many bytes together are counted at each start, which takes a second or two.
-COUNTED_BYTES = 2**28
+MAX_COUNTED_BYTES = 2**28
 # Lines in the shuffle buffer, and lines that are filtered in one call.
 SHUFFLE_BUFFER = 10_000
 BLOCK = 500
@@ -51,14 +51,13 @@ class Files:
     train: tuple[Path, ...]
     held_out: tuple[Path, ...]
 
-    @property
-    def examples(self) -> int | None:
+    def count_examples(self) -> int | None:
         """Return how many lines there are to train on; None if counting them would take long."""
-        if sum(path.stat().st_size for path in self.train) > COUNTED_BYTES:
+        if sum(path.stat().st_size for path in self.train) > MAX_COUNTED_BYTES:
             return None
         files = [pipeline.untuned(tf.data.TextLineDataset(str(path), _compression(path))) for path in self.train]
         lines = [int(file.reduce(0, lambda n, _: n + 1)) for file in files]
-        return sum(lines) if self.held_out else sum(n - n // TENTH for n in lines)
+        return sum(lines) if self.held_out else sum(n - n // HELD_OUT_EVERY for n in lines)
 
 
 def find(directory: str) -> Files:
@@ -82,18 +81,18 @@ def batches(files: Files, rows: Sequence[int], shard: Shard) -> tf.data.Dataset:
     count, index, start = (tf.cast(value, tf.int64) for value in (shard.count, shard.index, shard.start))
     own = _lines(files.train, held_out=None if files.held_out else False).shard(count, index)
     seed = tf.constant(shard.seed, tf.int64) * 1_000_003 + index * 7_919
-    drawn = start * shard.batch_size
-    # The reader's lines in an epoch, counted only up to `drawn` + 1: with more, no epoch is skipped.
-    own_count = pipeline.untuned(own.take(drawn + 1)).reduce(tf.constant(0, tf.int64), lambda lines, *_: lines + 1)
+    consumed = start * shard.batch_size
+    # The reader's lines in an epoch, counted only up to `consumed` + 1: with more, no epoch is skipped.
+    own_count = pipeline.untuned(own.take(consumed + 1)).reduce(tf.constant(0, tf.int64), lambda lines, *_: lines + 1)
     enough = tf.debugging.assert_positive(
-        own_count, f"{files.train[0].parent}: fewer lines than readers, of which there are {shard.count}; train with fewer tasks"
+        own_count, f"{files.train[0].parent}: fewer lines than the {shard.count} tasks that read them; train with fewer tasks"
     )
     with tf.control_dependencies([enough] if enough is not None else []):
         own_count = tf.identity(own_count)
-    epochs = tf.data.Dataset.range(drawn // own_count, in_memory.ENDLESS).flat_map(
-        in_memory.unconverted(lambda epoch: pipeline.shuffled(own, SHUFFLE_BUFFER, seed, epoch))
+    epochs = tf.data.Dataset.range(consumed // own_count, in_memory.ENDLESS).flat_map(
+        in_memory.do_not_convert(lambda epoch: pipeline.shuffled(own, SHUFFLE_BUFFER, seed, epoch))
     )
-    lines = epochs.skip(drawn % own_count).batch(shard.batch_size, drop_remainder=True)
+    lines = epochs.skip(consumed % own_count).batch(shard.batch_size, drop_remainder=True)
     return _parsed(lines, files.train, rows)
 
 
@@ -115,6 +114,7 @@ def hashed(categories: tf.Tensor, rows: Sequence[int]) -> tf.Tensor:
 
 
 def _published(directory: Path) -> Files:
+    """Return the files of a directory, divided into those to train on and those held out. Raises DataError if it is missing or has none."""
     check_directory(directory, "Criteo's files", "synthetic")
     names = sorted(entry.name for entry in directory.iterdir() if entry.is_file())
     trained = [name for name in names if re.fullmatch(r"train.*|day_\d+(\.gz)?", name)]
@@ -143,7 +143,7 @@ def _check(path: Path) -> None:
     if path.suffix != ".gz" and first == GZIP_MAGIC:
         raise wrong_file(path, "first bytes 1f 8b, gzip", "text", "Add .gz to its name.")
     try:
-        lines, numbers, _ = next(iter(_lines([path]).batch(CHECKED)), (None, None, None))
+        lines, numbers, _ = next(iter(_lines([path]).batch(CHECKED_LINES)), (None, None, None))
     except tf.errors.DataLossError as error:
         raise wrong_file(path, "damaged gzip data", "a whole gzip file", "Copy the published file there again.") from error
     if lines is None:
@@ -166,7 +166,7 @@ def _lines(paths: Sequence[Path], *, held_out: bool | None = None) -> tf.data.Da
         ([str(path) for path in paths], [_compression(path) for path in paths], tf.range(len(paths), dtype=tf.int64))
     )
 
-    @in_memory.unconverted
+    @in_memory.do_not_convert
     def of_file(name: tf.Tensor, compression: tf.Tensor, file: tf.Tensor) -> tf.data.Dataset:
         lines = tf.data.TextLineDataset(name, compression)
         numbers = tf.data.Dataset.range(1, in_memory.ENDLESS)
@@ -182,21 +182,21 @@ def _lines(paths: Sequence[Path], *, held_out: bool | None = None) -> tf.data.Da
 def _picker(*, held_out: bool) -> Any:
     @tf.function(autograph=False)
     def picked(*block: tf.Tensor) -> tuple[tf.Tensor, ...]:
-        tenth = block[1] % TENTH == 0
+        tenth = block[1] % HELD_OUT_EVERY == 0
         return tuple(tf.boolean_mask(part, tenth if held_out else ~tenth) for part in block)
 
-    return in_memory.unconverted(picked)
+    return in_memory.do_not_convert(picked)
 
 
 def _parsed(lines: tf.data.Dataset, paths: Sequence[Path], rows: Sequence[int]) -> tf.data.Dataset:
     names, parse = [str(path) for path in paths], _parser(tuple(rows))
 
-    @in_memory.unconverted
+    @in_memory.do_not_convert
     def named(*block: tf.Tensor) -> tuple[Features, tf.Tensor]:
         parsed: tuple[Features, tf.Tensor] = parse(*block, tf.constant(names))
         return parsed
 
-    return lines.map(named, num_parallel_calls=PREFETCHED_BATCHES).prefetch(PREFETCHED_BATCHES).with_options(pipeline.options())
+    return lines.map(named, num_parallel_calls=PREFETCHED_BATCHES).prefetch(PREFETCHED_BATCHES).with_options(pipeline.thread_pool_options())
 
 
 @functools.cache
@@ -208,8 +208,8 @@ def _parser(rows: tuple[int, ...]) -> Any:
         with tf.control_dependencies([tf.debugging.Assert(tf.equal(wrong, ""), [wrong])]):
             values = tf.identity(values)
         texts_of_numbers = values[:, 1 : 1 + NUMBERS]
-        counted = tf.strings.to_number(tf.where(tf.equal(texts_of_numbers, ""), "0", texts_of_numbers))
-        features = {"numbers": counted, "categories": hashed(values[:, 1 + NUMBERS :], rows)}
+        values_of_numbers = tf.strings.to_number(tf.where(tf.equal(texts_of_numbers, ""), "0", texts_of_numbers))
+        features = {"numbers": values_of_numbers, "categories": hashed(values[:, 1 + NUMBERS :], rows)}
         return features, tf.cast(tf.equal(values[:, 0], "1"), tf.float32)
 
     return parse
@@ -235,11 +235,11 @@ def _error_message(lines: tf.Tensor, numbers: tf.Tensor, files: tf.Tensor, names
     row, count = values[at], counts[at]
     column = tf.argmax(tf.cast(~tf.strings.regex_full_match(row[1 : 1 + NUMBERS], _NUMBER), tf.int32))
     location = tf.strings.join([tf.gather(names, files[at]), ", line ", tf.strings.as_string(numbers[at])])
-    many = tf.strings.join([tf.strings.as_string(count), " fields in `", tf.strings.substr(lines[at], 0, _MAX_SHOWN), "`"])
+    wrong_count = tf.strings.join([tf.strings.as_string(count), " fields in `", tf.strings.substr(lines[at], 0, _MAX_SHOWN), "`"])
     label = tf.strings.join(["label `", row[0], "`"])
     number = tf.strings.join(["`", row[1 + column], "` as number ", tf.strings.as_string(column + 1)])
     kinds: list[tuple[Any, tf.Tensor, str]] = [
-        (tf.not_equal(count, FIELDS), many, _EXPECTED),
+        (tf.not_equal(count, FIELDS), wrong_count, _EXPECTED),
         (~_is_label(row[0]), label, "0 or 1"),
         (True, number, "digits, such as -2 or 17, or nothing"),
     ]

@@ -39,7 +39,7 @@ ENDLESS = 2**62
 
 
 # For functions of only TensorFlow operations: AutoGraph would take up to a second for each data set to search them for Python control flow.
-unconverted = tf.autograph.experimental.do_not_convert
+do_not_convert = tf.autograph.experimental.do_not_convert
 
 
 def batches(inputs: Any, targets: Any, shard: Shard) -> tf.data.Dataset:
@@ -55,17 +55,17 @@ def batches(inputs: Any, targets: Any, shard: Shard) -> tf.data.Dataset:
     everything = tf.nest.map_structure(_tensor, (inputs, targets))
     seed, index, readers = (tf.cast(value, tf.int64) for value in (shard.seed, shard.index, shard.count))
 
-    @unconverted
+    @do_not_convert
     def draw(first: tf.Tensor) -> tuple[Any, Any]:
         batch = first + tf.range(block, dtype=tf.int64)
         positions = ((batch * readers + index) * shard.batch_size)[:, tf.newaxis] + tf.range(shard.batch_size, dtype=tf.int64)
-        picked = shuffled(positions, examples, seed)
-        drawn: tuple[Any, Any] = tf.nest.map_structure(lambda array: tf.gather(array, picked), everything)
-        return drawn
+        picked = shuffled_indices(positions, examples, seed)
+        block_batches: tuple[Any, Any] = tf.nest.map_structure(lambda array: tf.gather(array, picked), everything)
+        return block_batches
 
     start = tf.cast(shard.start, tf.int64)
-    drawn = tf.data.Dataset.range(start, ENDLESS, block).map(draw).unbatch()
-    return prefetched(drawn, tf.config.list_physical_devices("GPU")).with_options(options())
+    endless = tf.data.Dataset.range(start, ENDLESS, block).map(draw).unbatch()
+    return prefetched(endless, tf.config.list_physical_devices("GPU")).with_options(inline_options())
 
 
 def prefetched(batches: tf.data.Dataset, gpus: Sequence[object]) -> tf.data.Dataset:
@@ -79,10 +79,10 @@ def once(inputs: Any, targets: Any, batch_size: int) -> tf.data.Dataset:
     Raises ValueError if the arrays are empty or differ in length.
     """
     _count(inputs, targets)
-    return tf.data.Dataset.from_tensor_slices((inputs, targets)).batch(batch_size).with_options(options())
+    return tf.data.Dataset.from_tensor_slices((inputs, targets)).batch(batch_size).with_options(inline_options())
 
 
-def shuffled(positions: tf.Tensor, examples: int, seed: tf.Tensor) -> tf.Tensor:
+def shuffled_indices(positions: tf.Tensor, examples: int, seed: tf.Tensor) -> tf.Tensor:
     """Map positions in the endless sequence of epochs to examples; each epoch is a permutation of its own."""
     flat = tf.reshape(positions, [-1])
     epoch, position = flat // examples, flat % examples
@@ -117,6 +117,7 @@ def _bytes(array: Any) -> int:
 
 
 def _count(inputs: Any, targets: Any) -> int:
+    """Return the number of examples. Raises ValueError if the arrays are empty or differ in length."""
     lengths: list[list[int]] = [[len(array) for array in tf.nest.flatten(part)] for part in (inputs, targets)]
     if len({length for part in lengths for length in part}) != 1 or not any(lengths[0]):
         shown = " and ".join(
@@ -127,7 +128,7 @@ def _count(inputs: Any, targets: Any) -> int:
     return lengths[0][0]
 
 
-def options() -> tf.data.Options:
+def inline_options() -> tf.data.Options:
     """Return the options of a pipeline whose batches are made between the steps."""
     options = tf.data.Options()
     options.deterministic = True

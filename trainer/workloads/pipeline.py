@@ -1,6 +1,6 @@
 """From a user's tf.data.Dataset of examples to batches: sharded between readers, cached, shuffled, batched, prefetched.
 
-`inspect` determines the facts about the examples once, on a dataset outside any graph. The
+`inspect` determines the properties of the examples once, on a dataset outside any graph. The
 batches themselves may be made inside a graph, for workers of parameter_server, which run no Python.
 
 Training examples are endless, epoch by epoch; each epoch has an order of its own, drawn from (seed, reader, epoch). Reader i
@@ -34,7 +34,7 @@ THREADS = 4
 
 # Kinds of a dataset's last operations that the trainer does itself; none of them changes the examples.
 _BATCH, _ORDER, _NOTHING = "batch", "order", "nothing"
-_LAST = {
+_FINAL_OPERATIONS = {
     **dict.fromkeys(("BatchDataset", "ParallelBatchDataset"), _BATCH),
     **dict.fromkeys(("ShuffleDataset", "RepeatDataset"), _ORDER),
     **dict.fromkeys(("PrefetchDataset", "OptionsDataset", "CacheDataset"), _NOTHING),
@@ -46,10 +46,9 @@ _RECORDS = ("TFRecord", "FixedLengthRecord", "TextLine", "Csv")
 
 _PYTHON = frozenset({"PyFunc", "PyFuncStateless", "EagerPyFunc"})
 # Operations that may give other values each time, also those that are not stateful: their seed may come from a variable.
-_DRAWING = re.compile("Random|PyFunc|Stateless(Multinomial|Parameterized|Sample|Shuffle|Truncated)")
-# Stateful operations that give the same each time, unless another one, which is not among these, changes what they read. The functions of
-# calls, branches and loops are searched as well.
-_REPEATABLE = re.compile(
+_RANDOM = re.compile("Random|PyFunc|Stateless(Multinomial|Parameterized|Sample|Shuffle|Truncated)")
+# Stateful operations whose result changes only if an operation that is not listed here changes their state. Functions of calls and loops are searched, too.
+_DETERMINISTIC = re.compile(
     r"StatefulPartitionedCall|If|While|Case|Assert|Print(V2)?|CheckNumerics(V2)?|StatelessRandomGetAlg|DummyMemoryCache|DummySeedGenerator|"
     r"VarHandleOp|VarIsInitializedOp|VariableShape|ReadVariableOp|ResourceGather(Nd)?|LookupTable(Find|Size)V2|TensorArray\w*|"
     r"(?!Random|Experimental|Generator|DataService)\w+Dataset(V\d)?"
@@ -64,29 +63,29 @@ _UNEQUAL = "must have the same batch size in each component"
 
 
 @dataclass(frozen=True)
-class Facts:
-    """The facts about a dataset of examples. `count` and `example_bytes` are None if unknown; an endless dataset has no count."""
+class DatasetProperties:
+    """Properties of a dataset of examples. `count` and `example_bytes` are None if unknown; an endless dataset has no count."""
 
     count: int | None
     endless: bool
     example_bytes: int | None
     python: bool  # runs Python functions: no other process can make it
     random: bool  # may give other values each time it is read
-    cached: bool  # ends with a cache in memory of the user's, and only that makes them the same each time: all readers cache all examples
-    cacheable: bool  # ends with one of examples that stay the same: instead each reader may cache its own
+    keeps_user_cache: bool  # ends with the user's in-memory cache and would vary without it: every reader keeps it, with all examples
+    moves_user_cache: bool  # ends with such a cache and would not vary without it: each reader caches only its own part instead
     reordered: bool  # a shuffle in it gives another order each time it is read
 
     @property
-    def fits_in_memory(self) -> bool:
+    def may_cache(self) -> bool:
         """Whether to cache the examples: they are the same each time, and known to fit."""
         return (
             self.count is not None and self.example_bytes is not None and not self.random and self.count * self.example_bytes <= CACHE_BYTES
         )
 
     @property
-    def to_cache(self) -> bool:
+    def reader_caches(self) -> bool:
         """Whether a reader caches its own examples."""
-        return self.cacheable or (self.fits_in_memory and not self.cached)
+        return self.moves_user_cache or (self.may_cache and not self.keeps_user_cache)
 
     def after_resume(self, shard: Shard) -> str:
         """Return what differs from an uninterrupted run in a reader that begins at `shard.start`, as the end of a sentence; nothing if all is the same."""
@@ -98,7 +97,7 @@ class Facts:
                 ".apply(tf.data.experimental.assert_cardinality(n))"
             )
         in_first_epoch = (shard.start + 1) * shard.batch_size <= self.count // shard.count
-        if self.reordered and not self.fits_in_memory and not in_first_epoch:
+        if self.reordered and not self.may_cache and not in_first_epoch:
             return (
                 f"{_DIFFERS}: they are shuffled before other operations, in orders that begin with the first one again, so some may come twice in "
                 "this epoch and others not at all; leave that .shuffle out, as the trainer shuffles, or put .cache() after it"
@@ -112,24 +111,24 @@ class Facts:
     @property
     def buffer(self) -> int:
         """The size of the shuffle buffer: all examples, if they fit in memory."""
-        if self.fits_in_memory and self.count:
+        if self.may_cache and self.count:
             return self.count
         fitting = SHUFFLE_BYTES // max(1, self.example_bytes) if self.example_bytes is not None else SHUFFLE_BUFFER
         return max(1, min(SHUFFLE_BUFFER, fitting, self.count or SHUFFLE_BUFFER))
 
 
-def gives_batches(dataset: tf.data.Dataset) -> bool:
+def is_batched(dataset: tf.data.Dataset) -> bool:
     """Return whether a dataset gives batches, as for `fit`: it was made by `.batch(...)`, without `.unbatch()` after it.
 
     If that is not known, as for a generator, a dataset gives batches if the first dimension of each part is unknown, and some part has a second one.
     """
-    batched = _made_of_batches(dataset)
+    batched = _batched_by_operations(dataset)
     return batched if batched is not None else _of_unknown_size(dataset) and any(shape.rank > 1 for shape in _shapes(dataset))
 
 
-def may_give_batches(dataset: tf.data.Dataset) -> bool:
+def may_be_batched(dataset: tf.data.Dataset) -> bool:
     """Return whether a dataset gives vectors of unknown length: they are taken as examples, but could also be batches of numbers."""
-    return _made_of_batches(dataset) is None and _of_unknown_size(dataset) and not gives_batches(dataset)
+    return _batched_by_operations(dataset) is None and _of_unknown_size(dataset) and not is_batched(dataset)
 
 
 def examples_of(dataset: Any) -> tf.data.Dataset:
@@ -139,32 +138,31 @@ def examples_of(dataset: Any) -> tf.data.Dataset:
     of examples is known. Readers that shuffle independently of each other would also not see every example. If there is a cache in memory among these
     operations, it has the single examples.
     """
-    examples, cache, _ = _taken_apart(dataset)
+    examples, cache, _ = _strip_final_operations(dataset)
     return examples.cache() if cache is not None and not _filename(cache) and not _ends_cached(examples) else examples
 
 
-def loses_cache(dataset: tf.data.Dataset) -> bool:
-    """Return whether `examples_of` leaves out a cache in a file, which has batches, or an order."""
-    examples, cache, _ = _taken_apart(dataset)
+def drops_file_cache(dataset: tf.data.Dataset) -> bool:
+    """Return whether `examples_of` drops a file cache, because it holds batches or shuffled examples."""
+    examples, cache, _ = _strip_final_operations(dataset)
     return cache is not None and bool(_filename(cache)) and _kind(examples) != _CACHE
 
 
-def passes(dataset: tf.data.Dataset) -> int:
-    """Return how often a dataset gives the examples of `examples_of`, by a `.repeat(n)`; 1 if endlessly."""
-    return _taken_apart(dataset)[2]
+def repeat_count(dataset: tf.data.Dataset) -> int:
+    """Return n of a final `.repeat(n)`, else 1, also for an endless one."""
+    return _strip_final_operations(dataset)[2]
 
 
-def _taken_apart(dataset: Any) -> tuple[tf.data.Dataset, Any, int]:
-    """Return the single examples of a dataset, the first cache after them that they no longer have, None if there is none, and the passes over them."""
-    examples = below = dataset
-    times = 1
+def _strip_final_operations(dataset: Any) -> tuple[tf.data.Dataset, Any, int]:
+    """Return (single examples, dropped cache or None, repeat count) of a dataset without its final operations."""
+    examples, below, times = dataset, dataset, 1
     passed = cache = None
-    wanted = {_BATCH} if gives_batches(dataset) else set()
-    while (done := _LAST.get(kind := _kind(below))) is not None and (done != _BATCH or wanted):
+    wanted = {_BATCH} if is_batched(dataset) else set()
+    while (done := _FINAL_OPERATIONS.get(kind := _kind(below))) is not None and (done != _BATCH or wanted):
         passed = below if kind == _CACHE else passed
         if kind == "RepeatDataset":
-            times *= max(1, tf.get_static_value(below._count) or 1)  # noqa: SLF001 - as in _below
-        (below,) = below._inputs()  # noqa: SLF001 - as in _below
+            times *= max(1, tf.get_static_value(below._count) or 1)  # noqa: SLF001 - as in _inputs
+        (below,) = below._inputs()  # noqa: SLF001 - as in _inputs
         wanted.discard(done)
         if done != _NOTHING:
             examples, cache = below, passed
@@ -173,7 +171,7 @@ def _taken_apart(dataset: Any) -> tuple[tf.data.Dataset, Any, int]:
 
 def _filename(cache: Any) -> bytes | None:
     """Return the file of a cache, nothing if it is in memory."""
-    name: bytes | None = tf.get_static_value(cache._filename)  # noqa: SLF001 - as in _below
+    name: bytes | None = tf.get_static_value(cache._filename)  # noqa: SLF001 - as in _inputs
     return name
 
 
@@ -181,14 +179,14 @@ def _ends_cached(examples: Any) -> bool:
     return _kind(examples) == _CACHE and not _filename(examples)
 
 
-def uncached(examples: Any, facts: Facts) -> tf.data.Dataset:
+def uncached(examples: Any, properties: DatasetProperties) -> tf.data.Dataset:
     """Return `examples` without a cache at their end, if each reader may cache its own instead."""
-    below: tf.data.Dataset = _below(examples)[0] if facts.cacheable and _ends_cached(examples) else examples
+    below: tf.data.Dataset = _inputs(examples)[0] if properties.moves_user_cache and _ends_cached(examples) else examples
     return below
 
 
-def inspect(examples: tf.data.Dataset, name: str) -> Facts:
-    """Return the facts about `examples`; `name` is their name in messages.
+def inspect(examples: tf.data.Dataset, name: str) -> DatasetProperties:
+    """Return the properties of `examples`; `name` is their name in messages.
 
     Raises:
         WorkloadError: there are none.
@@ -197,61 +195,62 @@ def inspect(examples: tf.data.Dataset, name: str) -> Facts:
     # Epochs without examples would follow each other forever; a size that is unknown needs a look.
     if count == 0 or (count == tf.data.UNKNOWN_CARDINALITY and not any(True for _ in untuned(examples.take(1)))):
         raise WorkloadError(f"{name} has no examples; expected at least one")
-    operations = {part: set(_operations(part)) for part in _chain(examples)}
-    varying = {part for part, kinds in operations.items() if _varies(part, kinds)}
-    return Facts(
+    operations = {part: set(_operations(part)) for part in _ancestors(examples)}
+    varying = {part for part, kinds in operations.items() if _is_random(part, kinds)}
+    return DatasetProperties(
         count=count if count > 0 else None,
         endless=count == tf.data.INFINITE_CARDINALITY,
         example_bytes=_bytes(examples.element_spec),
         python=any(kinds & _PYTHON for kinds in operations.values()),
-        random=not varying.isdisjoint(_chain(examples, into_caches=False)),
-        cached=_ends_cached(examples) and bool(varying),
-        cacheable=_ends_cached(examples) and not varying,
-        reordered=any(_reorders(part, operations[part]) for part in _chain(examples, into_caches=False)),
+        random=not varying.isdisjoint(_ancestors(examples, into_caches=False)),
+        keeps_user_cache=_ends_cached(examples) and bool(varying),
+        moves_user_cache=_ends_cached(examples) and not varying,
+        reordered=any(_is_reshuffled(part, operations[part]) for part in _ancestors(examples, into_caches=False)),
     )
 
 
-def batches(examples: tf.data.Dataset, facts: Facts, shard: Shard) -> tf.data.Dataset:
+def batches(examples: tf.data.Dataset, properties: DatasetProperties, shard: Shard) -> tf.data.Dataset:
     """Return endless batches of `shard.batch_size` examples. `shard.index` and `shard.start` may be integer tensors.
 
     Raises:
         WorkloadError: there are fewer examples than readers.
     """
     count, index, start = (tf.cast(value, tf.int64) for value in (shard.count, shard.index, shard.start))
-    if facts.count is not None and facts.count < int(shard.count):
+    if properties.count is not None and properties.count < int(shard.count):
         raise WorkloadError(
-            f"{facts.count} training examples for {shard.count} readers; expected at least one for each; train with fewer tasks"
+            f"{properties.count} training examples for {shard.count} tasks that read them; expected at least one for each; train with fewer tasks"
         )
-    own = uncached(examples, facts)
+    own = uncached(examples, properties)
     own = own.shard(count, index) if int(shard.count) > 1 else own
-    if facts.to_cache:
+    if properties.reader_caches:
         own = own.cache()
     seed = tf.constant(shard.seed, tf.int64) * 1_000_003 + index * 7_919
 
     def epoch(number: tf.Tensor) -> tf.data.Dataset:
-        return shuffled(own, facts.buffer, seed, number)
+        return shuffled(own, properties.buffer, seed, number)
 
-    if facts.endless:
+    if properties.endless:
         ordered = epoch(start)
-    elif facts.count is None:
+    elif properties.count is None:
         ordered = tf.data.Dataset.range(start, ENDLESS).flat_map(epoch)
     else:
-        own_count = (facts.count - index + count - 1) // count
+        own_count = (properties.count - index + count - 1) // count
         drawn = start * shard.batch_size
         ordered = tf.data.Dataset.range(drawn // own_count, ENDLESS).flat_map(epoch).skip(drawn % own_count)
-    return batched(ordered, shard.batch_size, padding(examples), drop_remainder=True).prefetch(tf.data.AUTOTUNE).with_options(options())
+    endless = batched(ordered, shard.batch_size, padding(examples), drop_remainder=True)
+    return endless.prefetch(tf.data.AUTOTUNE).with_options(thread_pool_options())
 
 
-def once(examples: tf.data.Dataset, facts: Facts, batch_size: int) -> tf.data.Dataset:
+def once(examples: tf.data.Dataset, properties: DatasetProperties, batch_size: int) -> tf.data.Dataset:
     """Return the examples once and in order, in batches; the last may be smaller.
 
     Raises:
         WorkloadError: they never end.
     """
-    if facts.endless:
+    if properties.endless:
         raise WorkloadError("the examples to evaluate on never end; add .take(n) to them")
-    once = batched(uncached(examples, facts), batch_size, padding(examples))
-    return (once.cache() if facts.to_cache else once).prefetch(tf.data.AUTOTUNE).with_options(options())
+    once = batched(uncached(examples, properties), batch_size, padding(examples))
+    return (once.cache() if properties.reader_caches else once).prefetch(tf.data.AUTOTUNE).with_options(thread_pool_options())
 
 
 def first(examples: tf.data.Dataset, size: int) -> tf.data.Dataset:
@@ -271,7 +270,7 @@ def padding(examples: tf.data.Dataset) -> list[tf.Tensor]:
 def batched(examples: tf.data.Dataset, size: int, values: Sequence[tf.Tensor] = (), *, drop_remainder: bool = False) -> tf.data.Dataset:
     """Return batches of `size` examples; examples of different lengths are padded to the longest of their batch, with `values` or zeros.
 
-    Padding needs parts that are dense tensors of a known number of dimensions; see `remedy` for others. Parts beyond `values`,
+    Padding needs parts that are dense tensors of a known number of dimensions; see `batching_remedy` for others. Parts beyond `values`,
     such as class weights, have a fixed length.
 
     Raises:
@@ -294,7 +293,7 @@ def batched(examples: tf.data.Dataset, size: int, values: Sequence[tf.Tensor] = 
     )
 
 
-def remedy(error: Exception) -> str:
+def batching_remedy(error: Exception) -> str:
     """Return the remedy, as the end of a sentence, if `error` says that examples could not be batched; else nothing."""
     if not isinstance(error, tf.errors.InvalidArgumentError):
         return ""
@@ -322,61 +321,61 @@ def shuffled(examples: Any, buffer: int, seed: tf.Tensor, number: tf.Tensor) -> 
     return tf.data.experimental.from_variant(variant, examples.element_spec)
 
 
-def _chain(dataset: Any, *, functions: bool = False, into_caches: bool = True) -> Iterator[Any]:
+def _ancestors(dataset: Any, *, functions: bool = False, into_caches: bool = True) -> Iterator[Any]:
     """Yield a dataset and its inputs, recursively, the last one first; with `functions` also those that its functions return.
 
     Without `into_caches` omit the inputs of caches, which are read once.
     """
     yield dataset
     if into_caches or _kind(dataset) != _CACHE:
-        for below in (*(_returned(dataset) if functions else ()), *_below(dataset)):
-            yield from _chain(below, functions=functions, into_caches=into_caches)
+        for below in (*(_returned_datasets(dataset) if functions else ()), *_inputs(dataset)):
+            yield from _ancestors(below, functions=functions, into_caches=into_caches)
 
 
-def _below(dataset: Any) -> list[Any]:
+def _inputs(dataset: Any) -> list[Any]:
     """Return the inputs of a dataset. In the graph of a function a dataset is an operation."""
     if isinstance(dataset, tf.Operation):
         return [tensor.op for tensor in dataset.inputs if tensor.dtype == tf.variant]
     return list(dataset._inputs())  # noqa: SLF001 - tf.data has no public way to look into a dataset
 
 
-def _returned(dataset: Any) -> list[tf.Operation]:
+def _returned_datasets(dataset: Any) -> list[tf.Operation]:
     """Return the datasets that the function of `flat_map`, `interleave` or `group_by_window` returns."""
-    if not _spreads(kind := _kind(dataset)) and "GroupByWindow" not in kind:
+    if not _maps_to_datasets(kind := _kind(dataset)) and "GroupByWindow" not in kind:
         return []
     if isinstance(dataset, tf.Operation):
         names = [dataset.get_attr(argument.name).name for argument in dataset.op_def.attr if argument.type == "func"]
-        functions = [dataset.graph._get_function(name) for name in names]  # noqa: SLF001 - as in _below
+        functions = [dataset.graph._get_function(name) for name in names]  # noqa: SLF001 - as in _inputs
         graphs = [function.graph for function in functions if function is not None]
     else:
-        graphs = [function.function.graph for function in dataset._functions()]  # noqa: SLF001 - as in _below
+        graphs = [function.function.graph for function in dataset._functions()]  # noqa: SLF001 - as in _inputs
     return [output.op for graph in graphs for output in graph.outputs if output.dtype == tf.variant]
 
 
-def _spreads(kind: str) -> bool:
+def _maps_to_datasets(kind: str) -> bool:
     """Return whether a kind of dataset has a function that maps its elements to datasets."""
     return "FlatMap" in kind or ("Interleave" in kind and "Directed" not in kind)
 
 
-def _made_of_batches(dataset: tf.data.Dataset) -> bool | None:
+def _batched_by_operations(dataset: tf.data.Dataset) -> bool | None:
     """Return whether a dataset's elements are batches; None if that is not known."""
     scalars = any(shape is not None and shape.rank == 0 for shape in _shapes(dataset))
 
     def made(part: Any) -> bool | None:
-        kind, below = _kind(part), _below(part)
+        kind, below = _kind(part), _inputs(part)
         if "Unbatch" in kind or kind.startswith((*_RECORDS, "TensorSliceDataset", "RangeDataset")):
             return False
         if "Batch" in kind:
             return True
-        if scalars and (_spreads(kind) or "DirectedInterleave" in kind):
+        if scalars and (_maps_to_datasets(kind) or "DirectedInterleave" in kind):
             return False
-        if _spreads(kind):
+        if _maps_to_datasets(kind):
             # A window becomes one example.
-            if any(_kind(link).startswith("WindowDataset") for source in below for link in _chain(source)):
+            if any(_kind(link).startswith("WindowDataset") for source in below for link in _ancestors(source)):
                 return False
-            below = _returned(part)
+            below = _returned_datasets(part)
         elif "GroupByWindow" in kind and not scalars:
-            below = [*_returned(part), *below]
+            below = [*_returned_datasets(part), *below]
         elif "DirectedInterleave" in kind:
             below = below[1:]  # the first selects
         return next((found for source in below if (found := made(source)) is not None), None)
@@ -395,9 +394,9 @@ def _of_unknown_size(dataset: tf.data.Dataset) -> bool:
 
 def _padding(dataset: Any) -> list[tf.Tensor]:
     values: list[tf.Tensor] = []
-    for part in _chain(dataset, functions=True):
+    for part in _ancestors(dataset, functions=True):
         if "DirectedInterleave" in _kind(part):
-            values, *others = (_padding(one) for one in _below(part)[1:])
+            values, *others = (_padding(one) for one in _inputs(part)[1:])
             if any([*map(tf.get_static_value, values)] != [*map(tf.get_static_value, other)] for other in others):
                 raise WorkloadError(
                     "the combined Datasets are padded with different values. Give single examples, or pad them with the same values"
@@ -411,7 +410,7 @@ def _padding(dataset: Any) -> list[tf.Tensor]:
 
 def _padding_values(padded: Any) -> list[tf.Tensor]:
     if not isinstance(padded, tf.Operation):
-        return list(tf.nest.flatten(padded._padding_values))  # noqa: SLF001 - as in _below
+        return list(tf.nest.flatten(padded._padding_values))  # noqa: SLF001 - as in _inputs
     parts = padded.get_attr("N")
     inputs = padded.inputs[2 + parts : 2 + 2 * parts]  # after the dataset, the size and the parts' shapes
     values = [tf.get_static_value(value) for value in inputs]
@@ -430,17 +429,17 @@ def _kind(dataset: Any) -> str:
     return str(dataset.type) if isinstance(dataset, tf.Operation) else type(dataset).__name__.strip("_")
 
 
-def _varies(dataset: Any, operations: set[str]) -> bool:
-    """Return whether a dataset, with `operations` in its functions, may give other elements each time from the same input; another order does not count."""
+def _is_random(dataset: Any, operations: set[str]) -> bool:
+    """Return whether a dataset, with `operations` in its functions, may yield other elements on each read of the same input, apart from their order."""
     if _kind(dataset) == "RandomDataset":
-        return bool(dataset._rerandomize)  # noqa: SLF001 - as in _below
-    hidden = [tensor for function in dataset._functions() for tensor in function.function.captured_inputs]  # noqa: SLF001 - as in _below
-    hidden += [dataset._variant_tensor] if _kind(dataset) == "VariantDataset" else []  # noqa: SLF001 - as in _below
-    return any(map(_draws, operations)) or any(tensor.dtype == tf.variant and _hides_draws(tensor) for tensor in hidden)
+        return bool(dataset._rerandomize)  # noqa: SLF001 - as in _inputs
+    hidden = [tensor for function in dataset._functions() for tensor in function.function.captured_inputs]  # noqa: SLF001 - as in _inputs
+    hidden += [dataset._variant_tensor] if _kind(dataset) == "VariantDataset" else []  # noqa: SLF001 - as in _inputs
+    return any(map(_is_random_operation, operations)) or any(tensor.dtype == tf.variant and _may_hide_random(tensor) for tensor in hidden)
 
 
-def _hides_draws(variant: tf.Tensor) -> bool:
-    """Return whether a dataset of which only the tensor is known may give other elements each time; true if TensorFlow cannot show what it is made of."""
+def _may_hide_random(variant: tf.Tensor) -> bool:
+    """Return whether a dataset that is known only as a tensor may be random; true if TensorFlow cannot show its graph."""
     try:
         graph = tf.raw_ops.DatasetToGraphV2(
             input_dataset=variant, external_state_policy=tf.data.experimental.ExternalStatePolicy.IGNORE.value
@@ -450,31 +449,32 @@ def _hides_draws(variant: tf.Tensor) -> bool:
         return True
     # Beside the datasets it has operations that create and fill the variables and tables that their functions read.
     kinds = chain((node.op for node in definition.node if "Dataset" in node.op), (node.op for node in nodes_of_functions(definition)))
-    return any(map(_draws, kinds))
+    return any(map(_is_random_operation, kinds))
 
 
-def _reorders(dataset: Any, operations: set[str]) -> bool:
-    """Return whether a dataset, with `operations` in its functions, has another order each time it is read, even if its inputs have not."""
+def _is_reshuffled(dataset: Any, operations: set[str]) -> bool:
+    """Return whether a dataset, with `operations` in its functions, yields another order on each read, even if its inputs do not."""
     if _kind(dataset) == "ShuffleDataset":
-        return dataset._reshuffle_each_iteration is not False  # noqa: SLF001 - as in _below
+        return dataset._reshuffle_each_iteration is not False  # noqa: SLF001 - as in _inputs
     return any(operation.startswith("Shuffle") for operation in operations)
 
 
-def _draws(operation: str) -> bool:
-    if _REPEATABLE.fullmatch(operation):
+def _is_random_operation(operation: str) -> bool:
+    if _DETERMINISTIC.fullmatch(operation):
         return False
     definition = op_def_registry.get(operation)
-    return bool(_DRAWING.search(operation)) or (definition is not None and definition.is_stateful)
+    return bool(_RANDOM.search(operation)) or (definition is not None and definition.is_stateful)
 
 
 def _operations(dataset: Any) -> Iterator[str]:
     """Yield the kinds of operations in all functions of a dataset."""
-    for function in dataset._functions():  # noqa: SLF001 - as in _below
+    for function in dataset._functions():  # noqa: SLF001 - as in _inputs
         graph = function.function.graph.as_graph_def()
         yield from (node.op for node in chain(graph.node, nodes_of_functions(graph)))
 
 
 def _bytes(spec: Any) -> int | None:
+    """Return the bytes of an example, None if unknown."""
     total = 0
     for part in tf.nest.flatten(spec):
         if not isinstance(part, tf.TensorSpec) or not part.shape.is_fully_defined() or part.dtype == tf.string:
@@ -490,7 +490,7 @@ def untuned(dataset: tf.data.Dataset) -> tf.data.Dataset:
     return dataset.with_options(options)
 
 
-def options() -> tf.data.Options:
+def thread_pool_options() -> tf.data.Options:
     """Return the options of a pipeline that has threads of its own."""
     options = tf.data.Options()
     options.deterministic = True

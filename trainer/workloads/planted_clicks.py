@@ -2,8 +2,8 @@
 
 Example number i is computed from i alone, so the set takes no memory and is the same everywhere. Ids follow Zipf's law: the
 id of rank r has a probability proportional to r^-exponent, by the inverse of the distribution's continuous form, which needs
-no table. Every id of every column has an effect of its own, drawn by hashing; the log-odds of a click are the sum of 26 such
-effects, one product of two hidden factors, and a weighted sum of the numbers' logarithms. As the true probability
+no table. Every id of every column has an effect of its own, examples_at by hashing; the log-odds of a click are the sum of 26 such
+effects, one product of two latent factors, and a weighted sum of the numbers' logarithms. As the true probability
 is known, `best_auc` can compute the best AUC that any model can reach.
 """
 
@@ -26,10 +26,10 @@ BIAS = -2.0
 ID_EFFECT = 0.4
 PRODUCT_EFFECT = 0.25
 NUMBER_EFFECT = 0.25
-# The two columns whose hidden factors are multiplied: an effect that no sum over columns has.
+# The two columns whose latent factors are multiplied: an effect that no sum over columns has.
 PRODUCT = (0, 1)
 
-# Kinds of hashes: random words of an example, effects of ids, hidden factors.
+# Kinds of hashes: random words of an example, effects of ids, latent factors.
 _DRAWS, _EFFECTS, _FACTORS = 1, 2, 3
 _WORDS = 64  # random words reserved for an example, a power of two
 _LABEL = CATEGORIES + NUMBERS
@@ -50,21 +50,23 @@ def batches(rows: Sequence[int], exponent: float, examples: int, shard: Shard) -
 
     def draw(number: tf.Tensor) -> tuple[Features, tf.Tensor]:
         positions = (number * readers + index) * shard.batch_size + tf.range(shard.batch_size, dtype=tf.int64)
-        return drawn(in_memory.shuffled(positions, examples, seed), rows, exponent)
+        return examples_at(in_memory.shuffled_indices(positions, examples, seed), rows, exponent)
 
     numbers = tf.data.Dataset.range(tf.cast(shard.start, tf.int64), in_memory.ENDLESS)
-    return in_memory.prefetched(numbers.map(in_memory.unconverted(draw)), tf.config.list_physical_devices("GPU")).with_options(
-        in_memory.options()
+    return in_memory.prefetched(numbers.map(in_memory.do_not_convert(draw)), tf.config.list_physical_devices("GPU")).with_options(
+        in_memory.inline_options()
     )
 
 
 def once(rows: Sequence[int], exponent: float, batch_size: int, examples: int) -> tf.data.Dataset:
     """Return the first `examples` held-out examples in order, as `batches`; the last batch may be smaller."""
     held_out = tf.data.Dataset.range(HELD_OUT, HELD_OUT + examples).batch(batch_size)
-    return held_out.map(in_memory.unconverted(lambda indices: drawn(indices, rows, exponent))).with_options(in_memory.options())
+    return held_out.map(in_memory.do_not_convert(lambda indices: examples_at(indices, rows, exponent))).with_options(
+        in_memory.inline_options()
+    )
 
 
-def drawn(indices: tf.Tensor, rows: Sequence[int], exponent: float) -> tuple[Features, tf.Tensor]:
+def examples_at(indices: tf.Tensor, rows: Sequence[int], exponent: float) -> tuple[Features, tf.Tensor]:
     """Return the features of the examples `indices`, int64 [batch], and their labels, float32 [batch]."""
     words = tf.cast(indices[:, tf.newaxis] * _WORDS + tf.range(_LABEL + 1, dtype=tf.int64), tf.uint64)
     draws = _uniform(words, _DRAWS)

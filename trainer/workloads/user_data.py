@@ -36,8 +36,8 @@ class UserData:
         self._name = f"{name} of {arguments.workload}: {where(source)}" if callable(source) else f"{name} of {arguments.workload}"
         self._arrays: tuple[Any, ...] | None = None
         self.inputs: list[np.ndarray] = []  # if they are arrays
-        self._facts: pipeline.Facts | None = None
-        self._passes = 1  # of a Dataset, over its examples
+        self._properties: pipeline.DatasetProperties | None = None
+        self._repeat_count = 1  # of a Dataset, over its examples
         self._training = training
         self.is_read = self.weighted = False
 
@@ -45,18 +45,18 @@ class UserData:
         """Return endless training batches; see Workload.train_data."""
         self._read_once()
         # The workers of parameter_server have no position in their data to continue at: there `start` is a tensor.
-        if self._facts is not None and not tf.is_tensor(shard.start) and (difference := self._facts.after_resume(shard)):
+        if self._properties is not None and not tf.is_tensor(shard.start) and (difference := self._properties.after_resume(shard)):
             print(f"{self._name} {difference}", flush=True)
         return self._dataset(
             lambda inputs, targets: in_memory.batches(inputs, targets, shard),
-            lambda examples, facts: pipeline.batches(examples, facts, shard),
+            lambda examples, properties: pipeline.batches(examples, properties, shard),
         )
 
     def once(self, batch_size: int) -> tf.data.Dataset:
         """Return the examples once, in batches; see Workload.eval_data."""
         return self._dataset(
             lambda inputs, targets: in_memory.once(inputs, targets, batch_size),
-            lambda examples, facts: pipeline.once(examples, facts, batch_size),
+            lambda examples, properties: pipeline.once(examples, properties, batch_size),
         )
 
     def count(self) -> int | None:
@@ -64,14 +64,14 @@ class UserData:
         self._read_once()
         if self._arrays is not None:
             return len(tf.nest.flatten(self._arrays)[0])
-        return self._facts.count * self._passes if self._facts is not None and self._facts.count is not None else None
+        return self._properties.count * self._repeat_count if self._properties is not None and self._properties.count is not None else None
 
     def first(self, size: int) -> tuple[Any, Any]:
         """Return one batch of the first examples, at most `size` of them."""
         with tf.init_scope():
             dataset = self._dataset(
                 lambda inputs, targets: in_memory.once(inputs, targets, size),
-                lambda examples, _facts: pipeline.first(examples, size),
+                lambda examples, _properties: pipeline.first(examples, size),
             )
             batch: tuple[Any, Any] = next(iter(dataset))
         return batch
@@ -79,7 +79,7 @@ class UserData:
     def _dataset(
         self,
         of_arrays: Callable[[Any, Any], tf.data.Dataset],
-        of_examples: Callable[[tf.data.Dataset, pipeline.Facts], tf.data.Dataset],
+        of_examples: Callable[[tf.data.Dataset, pipeline.DatasetProperties], tf.data.Dataset],
     ) -> tf.data.Dataset:
         self._read_once()
         if self._arrays is not None:
@@ -87,9 +87,9 @@ class UserData:
                 return of_arrays(*_paired(self._arrays))
             except ValueError as error:
                 raise WorkloadError(f"{self._name}: {error}") from error
-        assert self._facts is not None  # noqa: S101 - set with `is_read`
+        assert self._properties is not None  # noqa: S101 - set with `is_read`
         try:
-            return of_examples(self._examples(self._facts), self._facts)
+            return of_examples(self._examples(self._properties), self._properties)
         except WorkloadError as error:
             raise WorkloadError(f"{self._name}: {error}") from error
 
@@ -111,29 +111,29 @@ class UserData:
             if not isinstance(spec, tuple) or len(spec) not in _PARTS:
                 raise WorkloadError(f"{self._name} gives a Dataset of {spec}; {_EXPECTED}")
             self.weighted = len(spec) == max(_PARTS) or self._class_weight is not None
-            if pipeline.gives_batches(value):
+            if pipeline.is_batched(value):
                 size = "train.batch_size" if self._name.startswith("train_data") else "train.evaluate.batch_size"
                 print(
                     f"{self._name} gives batches: they are unbatched, and batched again by {size} for each replica. "
                     "If each batch is one example, add .batch(1)",
                     flush=True,
                 )
-            elif pipeline.may_give_batches(value):
+            elif pipeline.may_be_batched(value):
                 print(
                     f"{self._name} gives rows of unknown length: each is taken as one example. If they are batches, add .unbatch()",
                     flush=True,
                 )
-            if pipeline.loses_cache(value):
+            if pipeline.drops_file_cache(value):
                 print(
                     f"{self._name} caches batches, or shuffled examples, in a file. That file is not used, since the trainer splits batches and "
                     "shuffles. Put .cache(file) before .shuffle and .batch",
                     flush=True,
                 )
-            examples, self._passes = pipeline.examples_of(value), pipeline.passes(value)
+            examples, self._repeat_count = pipeline.examples_of(value), pipeline.repeat_count(value)
             if self._class_weight is not None:
                 _, targets, *weights = examples.element_spec
                 self._class_weight.check(targets, weights[0] if weights else None)
-            self._facts = pipeline.inspect(examples, self._name)
+            self._properties = pipeline.inspect(examples, self._name)
         elif isinstance(value, tuple | list) and len(value) in _PARTS:
             inputs, targets, *weights = (tf.nest.map_structure(self._array, _nest(part)) for part in value)
             if self._class_weight is not None:
@@ -171,9 +171,9 @@ class UserData:
         # Keras computes with float32; float64 would only double memory and traffic.
         return array.astype(np.float32) if array.dtype == np.float64 else array
 
-    def _examples(self, facts: pipeline.Facts) -> tf.data.Dataset:
+    def _examples(self, properties: pipeline.DatasetProperties) -> tf.data.Dataset:
         if not tf.executing_eagerly():  # parameter_server: the dataset is created again in a graph that workers run
-            if facts.python:
+            if properties.python:
                 raise WorkloadError(
                     "the Dataset runs Python functions (from_generator, py_function, numpy_function), but the workers of parameter_server "
                     "run no Python. Return arrays, write the examples to TFRecord files and read those with tf.data, or train with another strategy."
@@ -185,7 +185,7 @@ class UserData:
                 )
         try:
             # The function is called each time: a Dataset with a shuffle has another order each time that it is read, so a split by .take and .skip would be another.
-            examples = pipeline.uncached(pipeline.examples_of(self._value()), facts)  # before the weights come after it
+            examples = pipeline.uncached(pipeline.examples_of(self._value()), properties)  # before the weights come after it
         except ValueError as error:
             if "larger than 2GB" not in str(error):
                 raise

@@ -120,7 +120,7 @@ def test_epochs_and_seeds_have_orders_of_their_own(files: criteo.Files) -> None:
 def test_gzip_gives_the_same_as_plain_text(files: criteo.Files, straight: list[int], tmp_path: Path) -> None:
     (tmp_path / "train.txt.gz").write_bytes(gzip.compress(files.train[0].read_bytes()))
     packed = criteo.find(str(tmp_path))
-    assert packed.examples == files.examples == 270
+    assert packed.count_examples() == files.count_examples() == 270
     assert read_numbers(packed, 43, index=1, count=2) == straight
 
 
@@ -132,7 +132,7 @@ def test_the_last_of_several_days_is_held_out(tmp_path: Path) -> None:
         ["day_0.gz", "day_2.gz"],
         ["day_10.gz"],
     )
-    assert log_files.examples == 40
+    assert log_files.count_examples() == 40
     assert sorted(read_numbers(log_files, 4)) == [*range(20), *range(200, 220)]
     assert numbers(list(criteo.once(log_files, ROWS, 100, 1000))) == list(range(1000, 1020))
 
@@ -142,12 +142,12 @@ def test_other_files_are_not_read(tmp_path: Path) -> None:
         write(tmp_path / name, range(20))
     log_files = criteo.find(str(tmp_path))
     assert ([path.name for path in log_files.train], [path.name for path in log_files.held_out]) == (["train.txt"], ["eval.txt"])
-    assert log_files.examples == 20
+    assert log_files.count_examples() == 20
 
 
 def test_large_files_are_not_counted(files: criteo.Files, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(criteo, "COUNTED_BYTES", 1000)
-    assert files.examples is None
+    monkeypatch.setattr(criteo, "MAX_COUNTED_BYTES", 1000)
+    assert files.count_examples() is None
 
 
 WRONG = [
@@ -167,9 +167,9 @@ def test_a_wrong_line_is_named(tmp_path: Path, wrong: str, message: str, at: int
     lines[at] = wrong
     path = tmp_path / "train.txt"
     path.write_text("\n".join(lines) + "\n")
-    with pytest.raises(DataError if at < criteo.CHECKED else tf.errors.InvalidArgumentError) as raised:
+    with pytest.raises(DataError if at < criteo.CHECKED_LINES else tf.errors.InvalidArgumentError) as raised:
         read_numbers(criteo.find(str(tmp_path)), 30)
-    error = str(raised.value) if at < criteo.CHECKED else error_line(raised.value).replace("\\t", "\t")
+    error = str(raised.value) if at < criteo.CHECKED_LINES else error_line(raised.value).replace("\\t", "\t")
     assert f"{path}, line {at + 1}: " in error
     assert message.replace("\\t", "\t") in error
     assert "Correct that line or remove it." in error

@@ -163,7 +163,7 @@ def test_batches_are_prefetched_only_for_gpus(gpus: list[str], ahead: int) -> No
         return number
 
     numbers = tf.data.Dataset.range(100).map(lambda number: tf.numpy_function(record, [number], tf.int64))
-    batches = iter(in_memory.prefetched(numbers, gpus).with_options(in_memory.options()))
+    batches = iter(in_memory.prefetched(numbers, gpus).with_options(in_memory.inline_options()))
     assert int(next(batches)) == 0
     until("the batches made ahead", lambda: len(produced) >= 1 + ahead, seen=lambda: produced)
     assert produced == list(range(1 + ahead))

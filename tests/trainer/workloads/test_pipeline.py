@@ -71,12 +71,12 @@ def test_a_resumed_stream_of_unknown_size_starts_with_another_order() -> None:
 
 def test_endless_examples_are_shuffled_and_batched() -> None:
     endless = examples(20).repeat()
-    facts = pipeline.inspect(endless, "train_data")
-    assert facts.endless
-    assert not facts.fits_in_memory
+    properties = pipeline.inspect(endless, "train_data")
+    assert properties.endless
+    assert not properties.may_cache
     assert numbers(endless, Shard(5, seed=2), 6).shape == (6, 5)
     with pytest.raises(WorkloadError, match=r"never end; add \.take"):
-        pipeline.once(endless, facts, 5)
+        pipeline.once(endless, properties, 5)
 
 
 def noting(read: list[int]) -> Callable[[tf.Tensor, tf.Tensor], Any]:
@@ -92,9 +92,9 @@ def noting(read: list[int]) -> Callable[[tf.Tensor, tf.Tensor], Any]:
 def test_data_that_fits_in_memory_is_read_once() -> None:
     read: list[int] = []
     noted = examples(12).map(noting(read))
-    facts = replace(pipeline.inspect(noted, "train_data"), random=False)  # as if it noted by an operation of TensorFlow's
-    assert (facts.python, facts.fits_in_memory, facts.buffer) == (True, True, 12)
-    assert len(list(islice(pipeline.batches(noted, facts, Shard(4, seed=0)), 15))) == 15
+    properties = replace(pipeline.inspect(noted, "train_data"), random=False)  # as if it noted by an operation of TensorFlow's
+    assert (properties.python, properties.may_cache, properties.buffer) == (True, True, 12)
+    assert len(list(islice(pipeline.batches(noted, properties, Shard(4, seed=0)), 15))) == 15
     assert sorted(read) == list(range(12))
 
 
@@ -112,19 +112,19 @@ def test_a_cache_of_the_users_is_kept(kind: str) -> None:
     read: list[int] = []
     cached = CACHED[kind](examples(12).map(noting(read)))
     dataset = pipeline.examples_of(cached)
-    facts = pipeline.inspect(dataset, "train_data")
-    assert facts.count in {12, None}
+    properties = pipeline.inspect(dataset, "train_data")
+    assert properties.count in {12, None}
     read.clear()
-    assert len(list(islice(pipeline.batches(dataset, facts, Shard(4, seed=0)), 15))) == 15
+    assert len(list(islice(pipeline.batches(dataset, properties, Shard(4, seed=0)), 15))) == 15
     assert sorted(read) == list(range(12))
-    assert not facts.random
+    assert not properties.random
 
 
 def test_a_file_of_cached_batches_is_left_out(tmp_path: Path) -> None:
     file, other = str(tmp_path / "cache"), str(tmp_path / "other")
-    assert pipeline.loses_cache(examples(12).batch(4).cache(file))
-    assert not pipeline.loses_cache(examples(12).cache(file).batch(4))
-    assert not pipeline.loses_cache(examples(12).cache(file).batch(4).cache(other))
+    assert pipeline.drops_file_cache(examples(12).batch(4).cache(file))
+    assert not pipeline.drops_file_cache(examples(12).cache(file).batch(4))
+    assert not pipeline.drops_file_cache(examples(12).cache(file).batch(4).cache(other))
 
 
 def noise(_: Any) -> np.ndarray:
@@ -160,10 +160,10 @@ DRAWN: dict[str, Callable[[], Callable[[tf.Tensor], Any]]] = {
 def test_examples_with_random_values_are_drawn_again_each_epoch(kind: str) -> None:
     draw = DRAWN[kind]()
     noisy = examples(12).map(lambda inputs, targets: (tf.ensure_shape(draw(inputs), [1]), targets))
-    facts = pipeline.inspect(noisy, "train_data")
-    assert facts.random
-    assert not facts.fits_in_memory
-    epochs = [inputs.numpy() for inputs, _ in islice(pipeline.batches(noisy, facts, Shard(12, seed=0)), 2)]
+    properties = pipeline.inspect(noisy, "train_data")
+    assert properties.random
+    assert not properties.may_cache
+    epochs = [inputs.numpy() for inputs, _ in islice(pipeline.batches(noisy, properties, Shard(12, seed=0)), 2)]
     assert not np.isin(epochs[0], epochs[1]).any()
 
 
@@ -180,7 +180,7 @@ def noisy_batches(noisy: tf.data.Dataset) -> tf.data.Dataset:
 
 @pytest.mark.parametrize("kind", RANDOM_SETS)
 def test_datasets_that_may_give_other_examples_are_not_cached(kind: str) -> None:
-    assert not pipeline.inspect(RANDOM_SETS[kind](), "train_data").fits_in_memory
+    assert not pipeline.inspect(RANDOM_SETS[kind](), "train_data").may_cache
 
 
 def with_target(number: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
@@ -203,7 +203,7 @@ REPEATED_SETS = {
 @pytest.mark.parametrize("kind", REPEATED_SETS)
 def test_datasets_whose_making_tensorflow_hides_are_cached_if_they_stay_the_same(kind: str) -> None:
     dataset = REPEATED_SETS[kind]()
-    assert pipeline.inspect(dataset, "train_data").fits_in_memory
+    assert pipeline.inspect(dataset, "train_data").may_cache
     first, second = ([targets.numpy() for _, targets in dataset] for _ in range(2))
     assert first == second
 
@@ -214,14 +214,14 @@ def test_a_reader_caches_its_own_examples_or_all_if_they_are_random(is_random: b
         return inputs + (tf.random.uniform([1]) if is_random else 0), targets
 
     dataset = pipeline.examples_of(examples(12).map(noisy).batch(4).cache())
-    facts, counts, cache = pipeline.inspect(dataset, "train_data"), list[int](), tf.data.Dataset.cache
+    properties, counts, cache = pipeline.inspect(dataset, "train_data"), list[int](), tf.data.Dataset.cache
 
     def counted(self: tf.data.Dataset) -> tf.data.Dataset:
         counts.append(int(self.cardinality()))
         return cache(self)
 
     monkeypatch.setattr(tf.data.Dataset, "cache", counted)
-    pipeline.batches(dataset, facts, Shard(2, seed=0, count=2))
+    pipeline.batches(dataset, properties, Shard(2, seed=0, count=2))
     assert counts == ([] if is_random else [6])  # all twelve are cached already
 
 
@@ -235,14 +235,14 @@ def test_examples_that_stay_the_same_are_cached_whatever_computes_them() -> None
         row = tf.cond(targets > 3, lambda: tf.gather(weights, 0), lambda: tf.gather(weights, 1))
         return normalised(inputs) + row, table(targets)
 
-    assert pipeline.inspect(examples(12).shuffle(12).map(computed), "train_data").fits_in_memory
+    assert pipeline.inspect(examples(12).shuffle(12).map(computed), "train_data").may_cache
 
 
 def test_a_large_set_is_not_cached_and_is_shuffled_in_a_buffer() -> None:
     large = tf.data.Dataset.range(2**24).map(lambda number: (tf.zeros([100]), number))
-    facts = pipeline.inspect(large, "train_data")
-    assert not facts.fits_in_memory
-    assert facts.buffer == pipeline.SHUFFLE_BUFFER
+    properties = pipeline.inspect(large, "train_data")
+    assert not properties.may_cache
+    assert properties.buffer == pipeline.SHUFFLE_BUFFER
 
 
 def test_evaluation_reads_once_and_in_order() -> None:
@@ -259,7 +259,7 @@ def generated() -> tf.data.Dataset:
     return tf.data.Dataset.from_generator(generate, output_signature=(tf.TensorSpec([1]), tf.TensorSpec([], tf.int64)))
 
 
-@pytest.mark.parametrize("make", [pipeline.once, lambda few, facts, size: pipeline.batches(few, facts, Shard(size, seed=0))])
+@pytest.mark.parametrize("make", [pipeline.once, lambda few, properties, size: pipeline.batches(few, properties, Shard(size, seed=0))])
 def test_no_iterator_has_a_thread_that_tunes_it(make: Any) -> None:
     """Such a thread may take a minute to end."""
     few = examples(4).map(lambda *parts: parts, num_parallel_calls=tf.data.AUTOTUNE)
@@ -291,7 +291,7 @@ def test_batches_taken_apart_again_are_examples() -> None:
 
 def test_fewer_examples_than_readers_is_an_error() -> None:
     dataset = examples(2)
-    with pytest.raises(WorkloadError, match="2 training examples for 3 readers"):
+    with pytest.raises(WorkloadError, match="2 training examples for 3 tasks that read them"):
         pipeline.batches(dataset, pipeline.inspect(dataset, "train_data"), Shard(1, seed=0, count=3))
 
 
@@ -313,7 +313,7 @@ def test_batches_are_taken_apart_and_no_example_is_missed(kind: str) -> None:
 
 def test_operations_on_batches_are_kept() -> None:
     dataset = examples(6).batch(2).map(lambda inputs, targets: (inputs + 10, targets))
-    assert pipeline.gives_batches(dataset)
+    assert pipeline.is_batched(dataset)
     assert [int(inputs[0]) for inputs, _ in pipeline.examples_of(dataset)] == [10, 11, 12, 13, 14, 15]
 
 
@@ -363,7 +363,7 @@ HIDDEN_BATCHES: dict[str, Callable[[], tf.data.Dataset]] = {
 @pytest.mark.parametrize("kind", HIDDEN_BATCHES)
 def test_batches_made_by_other_operations_are_taken_apart(kind: str) -> None:
     dataset = HIDDEN_BATCHES[kind]()
-    assert pipeline.gives_batches(dataset)
+    assert pipeline.is_batched(dataset)
     unbatched = pipeline.examples_of(dataset)
     assert pipeline.inspect(unbatched, "train_data").count in {12, None}
     assert sorted(numbers(unbatched, Shard(4, seed=3), 3).flat) == list(range(12))
@@ -399,8 +399,8 @@ SINGLE = {
 @pytest.mark.parametrize("kind", SINGLE)
 def test_single_examples_are_not_taken_apart(kind: str) -> None:
     dataset = SINGLE[kind]()
-    assert not pipeline.gives_batches(dataset)
-    assert not pipeline.may_give_batches(dataset)
+    assert not pipeline.is_batched(dataset)
+    assert not pipeline.may_be_batched(dataset)
 
 
 def test_rows_of_numbers_are_reported_as_examples(capsys: pytest.CaptureFixture[str]) -> None:
@@ -419,7 +419,7 @@ def test_parts_of_different_lengths_cause_advice_to_batch() -> None:
     translated = dataset_of((np.ones([2, 4]), np.ones(3)), shapes=[[None, 4], [None]])
     with pytest.raises(tf.errors.InvalidArgumentError) as refused:
         list(pipeline.examples_of(translated))
-    assert "if each is one example, add .batch(1)" in pipeline.remedy(refused.value)
+    assert "if each is one example, add .batch(1)" in pipeline.batching_remedy(refused.value)
     ((inputs, _),) = pipeline.examples_of(translated.batch(1))
     assert inputs.shape == (2, 4)
 
@@ -429,7 +429,7 @@ def padded(values: tuple[float, float] | None) -> tf.data.Dataset:
 
 
 def test_buckets_are_taken_apart_and_padded_as_before() -> None:
-    assert pipeline.gives_batches(padded(None))
+    assert pipeline.is_batched(padded(None))
     for values, padding in ((None, 0), ((-1.0, 0.0), -1)):
         unbatched = pipeline.examples_of(padded(values))
         ((inputs, targets),) = pipeline.once(unbatched, pipeline.inspect(unbatched, "eval_data"), 4)
@@ -486,5 +486,5 @@ def test_a_part_of_unknown_rank_is_batched_unchanged_and_different_lengths_cause
     assert (inputs.shape, targets.numpy().tolist()) == ((2, 2), [4, 4])
     with pytest.raises(tf.errors.InvalidArgumentError) as refused:
         list(pipeline.batched(rows([1, 2]), 2))
-    assert "give it a shape such as [None] in output_signature, or by tf.ensure_shape" in pipeline.remedy(refused.value)
-    assert pipeline.remedy(ValueError("Cannot batch")) == ""
+    assert "give it a shape such as [None] in output_signature, or by tf.ensure_shape" in pipeline.batching_remedy(refused.value)
+    assert pipeline.batching_remedy(ValueError("Cannot batch")) == ""

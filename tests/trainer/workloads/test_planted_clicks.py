@@ -13,8 +13,8 @@ EXPONENT = 1.5
 
 
 def test_an_example_depends_only_on_its_index() -> None:
-    features, labels = planted_clicks.drawn(tf.range(50, dtype=tf.int64), ROWS, EXPONENT)
-    again, same = planted_clicks.drawn(tf.constant([17, 3], tf.int64), ROWS, EXPONENT)
+    features, labels = planted_clicks.examples_at(tf.range(50, dtype=tf.int64), ROWS, EXPONENT)
+    again, same = planted_clicks.examples_at(tf.constant([17, 3], tf.int64), ROWS, EXPONENT)
     for name, values in again.items():
         np.testing.assert_array_equal(values, tf.gather(features[name], [17, 3]))
     np.testing.assert_array_equal(same, tf.gather(labels, [17, 3]))
@@ -34,7 +34,7 @@ def test_ids_follow_zipfs_law(exponent: float) -> None:
 
 @pytest.mark.parametrize("rows", [1, 7, 1024, 100_000, 2**31])
 def test_ids_are_below_their_tables_rows_and_no_two_ranks_share_one(rows: int) -> None:
-    features, _ = planted_clicks.drawn(tf.range(500, dtype=tf.int64), (rows,) * CATEGORIES, 0.5)
+    features, _ = planted_clicks.examples_at(tf.range(500, dtype=tf.int64), (rows,) * CATEGORIES, 0.5)
     ids = features["categories"].numpy()
     assert ids.min() >= 0
     assert ids.max() < rows
@@ -43,7 +43,7 @@ def test_ids_are_below_their_tables_rows_and_no_two_ranks_share_one(rows: int) -
 
 
 def test_clicks_have_the_computed_probability() -> None:
-    features, labels = planted_clicks.drawn(tf.range(50_000, dtype=tf.int64), ROWS, EXPONENT)
+    features, labels = planted_clicks.examples_at(tf.range(50_000, dtype=tf.int64), ROWS, EXPONENT)
     expected = tf.sigmoid(planted_clicks.log_odds(features)).numpy()
     for low, high in ((0.0, 0.1), (0.1, 0.3), (0.3, 0.6), (0.6, 1.0)):
         among = (expected >= low) & (expected < high)
@@ -53,7 +53,7 @@ def test_clicks_have_the_computed_probability() -> None:
 
 def test_the_best_auc_is_that_of_the_true_probability() -> None:
     best = planted_clicks.best_auc(ROWS, EXPONENT, 20_000)
-    features, labels = planted_clicks.drawn(tf.range(20_000, dtype=tf.int64) + planted_clicks.HELD_OUT, ROWS, EXPONENT)
+    features, labels = planted_clicks.examples_at(tf.range(20_000, dtype=tf.int64) + planted_clicks.HELD_OUT, ROWS, EXPONENT)
     odds = planted_clicks.log_odds(features).numpy()
     assert planted_clicks.auc(odds, labels.numpy()) == pytest.approx(best, abs=1e-9)
     # A guess that knows less reaches less.
@@ -74,7 +74,7 @@ def numbers_of(shard: Shard, count: int) -> np.ndarray:
 
 
 def test_readers_divide_the_examples_of_an_epoch_and_resume_exactly() -> None:
-    examples, _ = planted_clicks.drawn(tf.range(60, dtype=tf.int64), ROWS, EXPONENT)
+    examples, _ = planted_clicks.examples_at(tf.range(60, dtype=tf.int64), ROWS, EXPONENT)
     seen = np.concatenate([numbers_of(Shard(10, 5, index=index, count=2), 3) for index in range(2)])
     np.testing.assert_array_equal(np.unique(seen, axis=0), np.unique(examples["numbers"], axis=0))
     assert len(seen) == 60
@@ -86,6 +86,6 @@ def test_readers_divide_the_examples_of_an_epoch_and_resume_exactly() -> None:
 def test_held_out_examples_are_not_in_the_training_set() -> None:
     (features, _), (rest, _) = planted_clicks.once(ROWS, EXPONENT, 50, 60)
     assert (len(features["numbers"]), len(rest["numbers"])) == (50, 10)
-    training, _ = planted_clicks.drawn(tf.range(1000, dtype=tf.int64), ROWS, EXPONENT)
+    training, _ = planted_clicks.examples_at(tf.range(1000, dtype=tf.int64), ROWS, EXPONENT)
     both = np.concatenate([training["numbers"], features["numbers"], rest["numbers"]])
     assert len(np.unique(both, axis=0)) == len(both)
