@@ -22,7 +22,7 @@ class Settings(BaseModel):
 
 
 class Sync(Settings):
-    """Synchronous parameter-server training with back-up workers."""
+    """Synchronous parameter-server training with backup workers."""
 
     replicas_to_aggregate: int = Field(ge=1, description="Gradients that make one step; workers beyond it are back-ups.")
 
@@ -69,7 +69,7 @@ Precision = Literal["float32", "mixed_bfloat16", "mixed_float16"]
 
 
 class Embeddings(Settings):
-    """The embedding layers of a Keras model of which a step reads and updates the rows that it uses; parameter_server spreads them over its ps."""
+    """The embedding layers of a Keras model of which a step reads and updates only the rows it uses; parameter_server spreads them over its ps."""
 
     min_rows: int = Field(1_000_000, ge=1, description="Layers of at least so many rows are updated by rows.")
     min_mebibytes: int = Field(64, ge=1, description="Layers of at least so many MiB are updated by rows, too.")

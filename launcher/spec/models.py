@@ -175,7 +175,7 @@ class Limits(Section):
     )
     node_lost: Duration = Field(
         "60s",
-        description="On Kubernetes: how long the launcher waits, after the cluster has deleted the pod of a lost node, before it lets the Job replace the pod.",
+        description="On Kubernetes: how long after Kubernetes has deleted a lost node's pod the launcher lets the Job replace it.",
     )
     stall_timeout: Duration | None = Field(
         None,

@@ -8,8 +8,7 @@ from typing import Any
 from trainer.programs.cluster import Cluster
 from trainer.settings import Train
 from trainer.workloads import user_call
-from trainer.workloads.catalog import CATALOG
-from trainer.workloads.classifier import parse_params
+from trainer.workloads.catalog import CATALOG, parse_params
 from trainer.workloads.errors import DataError, WorkloadError
 from trainer.workloads.loading import find
 from trainer.workloads.module_forms import CLUSTER
@@ -28,7 +27,7 @@ def load_program(train: Train) -> Program:
         WorkloadError: there is no such program, its code cannot be imported, or it does not take what the settings give.
     """
     entry = CATALOG.get(train.workload)
-    _, found = find(entry.class_path if entry else train.workload)
+    _, found = find(entry.import_path if entry else train.workload)
     if entry:
         params = parse_params(entry.params, train.params)
         if train.data != "synthetic":
@@ -39,7 +38,7 @@ def load_program(train: Train) -> Program:
         raise WorkloadError(f"{name} is {_kind(found)}; strategy manual runs a function: def program({CLUSTER}, ...)")
     if next(iter(inspect.signature(found).parameters), None) != CLUSTER:
         raise WorkloadError(
-            f"{name}: the first argument of {user_call.where(found)} is not `{CLUSTER}`. Strategy manual runs a function that takes the "
+            f"{name}: the first argument of {user_call.described(found)} is not `{CLUSTER}`. Strategy manual runs a function that takes the "
             f"connected cluster first: def program({CLUSTER}, ...). A model trains with another strategy."
         )
     arguments = CallArguments(train.workload, train.params, train.data, train.seed)

@@ -1,10 +1,10 @@
-"""Augmentation of pictures: cropped, mirrored and lit at random for training, cropped at the centre for evaluation.
+"""Augmentation of images: cropped, mirrored and lit at random for training, cropped at the centre for evaluation.
 
 Training batches are a pure function of the seed and of each example's position in the endless sequence of training examples (see
 in_memory): each example derives its own 256 random bits from these. So a resumed run sees the same batches as an uninterrupted one,
 and two replicas with half the batch each see the same examples as one with the whole.
 
-Whole batches are processed at once: 128 pictures of 32x32 take 1.7 ms of one core, random bits included; one by one
+Whole batches are processed at once: 128 images of 32x32 take 1.7 ms of one core, random bits included; one by one
 with tf.image's functions they take 3.9 ms.
 """
 
@@ -25,9 +25,9 @@ _WORDS, _COUNTS = 8, 2
 def distorted(images: tf.Tensor, seed: tf.Tensor, first: tf.Tensor) -> tf.Tensor:
     """Return uint8 images [n, rows, columns, channels] as float32 [n, 24, 24, channels], each distorted in its own way.
 
-    Each is cropped anywhere, mirrored or not, changed in brightness and contrast, and standardised. `first` is the first
-    image's position in the sequence of training examples, an int64 scalar like `seed`. After standardisation brightness makes no
-    difference and contrast little, as neither is clipped to 0 to 255; the published program does the same.
+    Each is cropped anywhere, mirrored or not, changed in brightness and contrast, and standardized. `first` is the first
+    image's position in the sequence of training examples, an int64 scalar like `seed`. Because nothing is clipped to 0..255,
+    standardization cancels brightness and most of contrast; so it does in the published program.
     """
     count = tf.shape(images)[0]
     down, right, mirror, light, strength = tf.unstack(_draws(seed, first, count)[:, :5], axis=1)
@@ -38,16 +38,16 @@ def distorted(images: tf.Tensor, seed: tf.Tensor, first: tf.Tensor) -> tf.Tensor
         for draw, low, high in ((light, -BRIGHTNESS, BRIGHTNESS), (strength, *CONTRAST))
     )
     mean = tf.reduce_mean(pixels, axis=[1, 2], keepdims=True)
-    return standardised((pixels - mean) * factor + mean + delta)
+    return standardized((pixels - mean) * factor + mean + delta)
 
 
 def central(images: tf.Tensor) -> tf.Tensor:
-    """Return the middle 24x24 of uint8 images [n, rows, columns, channels], standardised float32."""
+    """Return the middle 24x24 of uint8 images [n, rows, columns, channels], standardized float32."""
     top, left = ((images.shape[axis] - CROP) // 2 for axis in (1, 2))
-    return standardised(tf.cast(images[:, top : top + CROP, left : left + CROP], tf.float32))
+    return standardized(tf.cast(images[:, top : top + CROP, left : left + CROP], tf.float32))
 
 
-def standardised(images: tf.Tensor) -> tf.Tensor:
+def standardized(images: tf.Tensor) -> tf.Tensor:
     """Return float images [n, ...] each with mean 0 and variance 1; as tf.image.per_image_standardization."""
     axes = list(range(1, len(images.shape)))
     mean = tf.reduce_mean(images, axis=axes, keepdims=True)

@@ -25,6 +25,6 @@ class AveragedSGD(keras.optimizers.SGD):
         decay = tf.minimum(tf.constant(self.ema_momentum, tf.float32), (1 + step) / (10 + step))
         rate = tf.where(step > 1, 1 - decay, 1.0)
         for variable, average in zip(trainable_variables, self._model_variables_moving_average, strict=True):
-            # Beside the variable, so that on parameter servers neither of the two travels.
+            # On the variable's own device: on parameter servers nothing is sent.
             with tf.device(average.value.device):
                 average.value.assign_sub(tf.cast(rate, average.dtype) * (average.value - variable.value))

@@ -1,12 +1,16 @@
 """The built-in workloads and programs by name: their code, defaults and parameters. Imports no TensorFlow."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import Field
+from pydantic import Field, ValidationError
 
 from trainer.settings import CheckpointSettings, Evaluation, Export, Settings, Summaries, Train
 from trainer.strategies import TRAINING, Strategy
+from trainer.workloads.errors import WorkloadError
+
+Params = TypeVar("Params", bound=Settings)
 
 
 class MnistMlpParams(Settings):
@@ -137,7 +141,7 @@ class Entry:
     `unused` are the settings of `train` that do not apply to it. An `agent` learns from its own actions.
     """
 
-    class_path: str
+    import_path: str
     summary: str
     params: type[Settings]
     defaults: Train
@@ -152,7 +156,7 @@ def _program(name: str, summary: str, params: type[Settings]) -> Entry:
 
 CATALOG: dict[str, Entry] = {
     "mnist_mlp": Entry(
-        class_path="trainer.workloads.mnist_mlp:MnistMlp",
+        import_path="trainer.workloads.mnist_mlp:MnistMlp",
         summary="MLP 784-100-10, the distributed benchmark",
         params=MnistMlpParams,
         defaults=Train(
@@ -165,7 +169,7 @@ CATALOG: dict[str, Entry] = {
         ),
     ),
     "mnist": Entry(
-        class_path="trainer.workloads.mnist:Mnist",
+        import_path="trainer.workloads.mnist:Mnist",
         summary="MLP 784-500-10 with dropout and everything TensorBoard shows",
         params=MnistParams,
         defaults=Train(
@@ -178,8 +182,8 @@ CATALOG: dict[str, Entry] = {
         ),
     ),
     "cifar10": Entry(
-        class_path="trainer.workloads.cifar10:Cifar10",
-        summary="CNN on small pictures, with augmentation and averaged weights",
+        import_path="trainer.workloads.cifar10:Cifar10",
+        summary="CNN on small images, with augmentation and averaged weights",
         params=Cifar10Params,
         defaults=Train(
             workload="cifar10",
@@ -192,7 +196,7 @@ CATALOG: dict[str, Entry] = {
         ),
     ),
     "linear_regression": Entry(
-        class_path="trainer.workloads.linear_regression:LinearRegression",
+        import_path="trainer.workloads.linear_regression:LinearRegression",
         summary="one weight and one bias, the smallest run with recovery",
         params=LinearRegressionParams,
         defaults=Train(
@@ -205,7 +209,7 @@ CATALOG: dict[str, Entry] = {
         ),
     ),
     "click_through": Entry(
-        class_path="trainer.workloads.click_through:ClickThrough",
+        import_path="trainer.workloads.click_through:ClickThrough",
         summary="wide and deep on Criteo's click logs: embedding tables",
         params=ClickThroughParams,
         defaults=Train(
@@ -213,12 +217,12 @@ CATALOG: dict[str, Entry] = {
             steps=2000,
             batch_size=256,
             checkpoint=CheckpointSettings(every_seconds=60),
-            evaluate=Evaluation(every_steps=500, batch_size=1000),
+            evaluate=Evaluation(every_steps=500),
             summaries=Summaries(every_steps=100, profile_every_steps=0),
         ),
     ),
     "gridworld_dqn": Entry(
-        class_path="trainer.workloads.gridworld_dqn:GridworldDqn",
+        import_path="trainer.workloads.gridworld_dqn:GridworldDqn",
         summary="deep Q-learning of GridWorld: workers play, the chief learns",
         params=GridworldDqnParams,
         defaults=Train(
@@ -241,10 +245,21 @@ CATALOG: dict[str, Entry] = {
 }
 
 
+def parse_params(model: type[Params], params: Mapping[str, Any]) -> Params:
+    """Return `params` as `model`. Raises WorkloadError naming every parameter that is wrong."""
+    try:
+        return model.model_validate(dict(params))
+    except ValidationError as error:
+        wrong = [
+            f"train.params.{'.'.join(str(part) for part in one['loc'])}: {one['msg']}, found {one['input']!r}" for one in error.errors()
+        ]
+        raise WorkloadError("; ".join([*wrong, f"the parameters are {', '.join(model.model_fields)}"])) from error
+
+
 def with_defaults(train: Train, strategy: Strategy = "single") -> Train:
-    """Fill in settings that a spec's `train` left out, from its workload's defaults; a user's own class has GENERAL, a program none."""
+    """Fill in settings that a spec's `train` left out, from its workload's defaults; USER_DEFAULTS for a user's own workload, none for a program."""
     entry = CATALOG.get(train.workload)
-    general = GENERAL if strategy in TRAINING else Train(workload=train.workload)
+    general = USER_DEFAULTS if strategy in TRAINING else Train(workload=train.workload)
     base = entry.defaults if entry else general
     merged = _merge(base.model_dump(), train.model_dump(exclude_unset=True))
     if train.epochs is not None and train.steps is None:
@@ -252,7 +267,7 @@ def with_defaults(train: Train, strategy: Strategy = "single") -> Train:
     return Train.model_validate(merged)
 
 
-GENERAL = Train(
+USER_DEFAULTS = Train(
     workload="user.code:Class",
     steps=1000,
     batch_size=32,

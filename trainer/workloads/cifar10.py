@@ -1,4 +1,4 @@
-"""cifar10: a convolutional network on small pictures, trained with augmentation and evaluated with averaged weights."""
+"""cifar10: a convolutional network on small images, trained with augmentation and evaluated with averaged weights."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,8 +9,8 @@ import tensorflow as tf
 
 from trainer.workloads import augmentation, cifar10_data, in_memory, network_summaries
 from trainer.workloads.averaged_sgd import AveragedSGD
-from trainer.workloads.catalog import Cifar10Params
-from trainer.workloads.classifier import ImageClassifier, parse_params
+from trainer.workloads.catalog import Cifar10Params, parse_params
+from trainer.workloads.classifier import ImageClassifier
 from trainer.workloads.local_response import LocalResponse
 from trainer.workloads.protocol import Shard
 
@@ -23,7 +23,7 @@ PUBLISHED_BATCH = 128
 WEIGHT_DECAY = 0.004
 
 # With GPUs, several batches are made in parallel to the training: one takes a core longer than a step takes a GPU.
-DISTORTERS = 8
+PARALLEL_CALLS = 8
 PREFETCHED_BATCHES = 4
 
 SUMMARY_IMAGES = 10
@@ -32,7 +32,7 @@ ACTIVATIONS = ("pool1_relu", "conv2", "local3", "local4", "logits")
 
 
 class Cifar10(ImageClassifier):
-    """Pictures [batch, 24, 24, 3], standardised, to logits [batch, 10]; cross-entropy, accuracy, SGD with averages.
+    """Images [batch, 24, 24, 3], standardized, to logits [batch, 10]; cross-entropy, accuracy, SGD with averages.
 
     `data` is `synthetic`, `download` or a directory of CIFAR-10's binary files. Raises WorkloadError for wrong `params`,
     DataError where the data is missing or wrong.
@@ -44,7 +44,7 @@ class Cifar10(ImageClassifier):
         self._seed = seed
 
     def model(self) -> keras.Model:
-        """Return the network; weights are truncated normal, with weight decay, a loss of its own, on the two dense layers."""
+        """Return the network; truncated-normal weights; the two dense layers have L2 weight decay, as layer losses."""
         filters = self._params.filters
 
         def initializer(stddev: float, layer: int) -> keras.initializers.Initializer:
@@ -98,15 +98,15 @@ class Cifar10(ImageClassifier):
         return self.optimizer_for(PUBLISHED_BATCH)
 
     def optimizer_for(self, examples_per_step: int) -> keras.optimizers.Optimizer:
-        """Return SGD with averages of the variables, its learning rate a tenth after each 350 epochs of such steps."""
-        steps = max(1, EPOCHS_PER_DECAY * len(self._pictures.train.labels) // examples_per_step)
+        """Return SGD with averages of the variables, whose learning rate falls to a tenth every 350 epochs."""
+        steps = max(1, EPOCHS_PER_DECAY * len(self._image_set.train.labels) // examples_per_step)
         rate = keras.optimizers.schedules.ExponentialDecay(self._params.learning_rate, steps, DECAY, staircase=True)
         return AveragedSGD(rate, ema_momentum=self._params.moving_average)
 
     def train_data(self, shard: Shard) -> tf.data.Dataset:
-        """Return endless shuffled batches of training pictures, distorted."""
+        """Return endless shuffled batches of training images, distorted."""
         index, count, start, seed = (tf.cast(value, tf.int64) for value in (shard.index, shard.count, shard.start, shard.seed))
-        pictures = super().train_data(shard)
+        batches = super().train_data(shard)
         numbers = tf.data.Dataset.range(start, in_memory.ENDLESS)
 
         @in_memory.do_not_convert
@@ -114,25 +114,25 @@ class Cifar10(ImageClassifier):
             images, labels = batch
             return augmentation.distorted(images, seed, (number * count + index) * shard.batch_size), labels
 
-        numbered = tf.data.Dataset.zip((pictures, numbers))
+        numbered = tf.data.Dataset.zip((batches, numbers))
         if not tf.config.list_physical_devices("GPU"):
             return numbered.map(distort)  # the cores belong to the training step
-        return numbered.map(distort, num_parallel_calls=DISTORTERS, deterministic=True).prefetch(PREFETCHED_BATCHES)
+        return numbered.map(distort, num_parallel_calls=PARALLEL_CALLS, deterministic=True).prefetch(PREFETCHED_BATCHES)
 
     def eval_data(self, batch_size: int) -> tf.data.Dataset:
-        """Return the middle of each test picture once."""
+        """Return the middle of each test image once."""
         central = in_memory.do_not_convert(lambda images, labels: (augmentation.central(images), labels))
         return super().eval_data(batch_size).map(central)
 
     def write_summaries(self, model: keras.Model, step: int) -> None:
-        """Write 10 training pictures as the network sees them, every variable, and each layer's activations and their sparsity."""
-        train = self._pictures.train
+        """Write 10 training images as the network sees them, every variable, and each layer's activations and their sparsity."""
+        train = self._image_set.train
         shown, _ = next(iter(self.train_data(Shard(min(SUMMARY_IMAGES, len(train.labels)), self._seed, start=step))))
-        # Standardised pixels lie about 0; most within 2.5 of it.
+        # Standardized pixels lie about 0; most within 2.5 of it.
         tf.summary.image("inputs", tf.clip_by_value(shown / 5 + 0.5, 0, 1), max_outputs=SUMMARY_IMAGES)
         network_summaries.variables(model)
         layers: dict[str, np.ndarray] = {}
-        values: Any = augmentation.central(tf.constant(self._pictures.test.images[:SUMMARY_BATCH]))
+        values: Any = augmentation.central(tf.constant(self._image_set.test.images[:SUMMARY_BATCH]))
         for layer in model.layers:
             values = layer(values)
             if layer.name in ACTIVATIONS:

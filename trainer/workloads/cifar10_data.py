@@ -1,4 +1,4 @@
-"""The pictures that cifar10 trains on: synthetic, downloaded, or a directory of CIFAR-10's binary files."""
+"""The images that cifar10 trains on: synthetic, downloaded, or a directory of CIFAR-10's binary files."""
 
 from functools import cache
 
@@ -15,7 +15,7 @@ _SHAPE = (SIDE, SIDE, CHANNELS)
 
 @cache
 def load(data: str) -> ImageSet:
-    """Return the pictures that `train.data` names: `synthetic`, `download`, or a directory with the six binary files.
+    """Return the images that `train.data` names: `synthetic`, `download`, or a directory with the six binary files.
 
     Images are [examples, 32, 32, 3]. The same object is returned each time; it does not depend on the run's seed, so runs
     can be compared. Raises DataError if files are missing or wrong, or the download fails.

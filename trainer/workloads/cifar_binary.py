@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from trainer.workloads.errors import check_directory, wrong_file
+from trainer.workloads.errors import COPY_AGAIN, check_directory, wrong_file
 
 SIDE = 32
 CHANNELS = 3
@@ -17,7 +17,6 @@ RECORD = 1 + SIDE * SIDE * CHANNELS
 TRAIN_FILES = tuple(f"data_batch_{number}.bin" for number in range(1, 6))
 TEST_FILES = ("test_batch.bin",)
 UNPACKED = "cifar-10-batches-bin"
-REMEDY = "Copy the published file there again."
 
 # Name of a file that is often there instead -> the remedy.
 LOOKALIKES = {
@@ -37,7 +36,7 @@ def read_files(directory: str, names: tuple[str, ...]) -> tuple[np.ndarray, np.n
     parts = [read(root / name) for name in names]
     for name, (_, labels) in zip(names[1:], parts[1:], strict=True):
         if len(labels) != len(parts[0][1]):
-            raise wrong_file(root / name, f"{len(labels)} records", f"{len(parts[0][1])}, as in {names[0]}", REMEDY)
+            raise wrong_file(root / name, f"{len(labels)} records", f"{len(parts[0][1])}, as in {names[0]}", COPY_AGAIN)
     return np.concatenate([images for images, _ in parts]), np.concatenate([labels for _, labels in parts])
 
 
@@ -50,12 +49,12 @@ def read(path: Path) -> tuple[np.ndarray, np.ndarray]:
     count, rest = divmod(len(content), RECORD)
     if rest or count == 0:
         found = f"{len(content)} bytes" + (f", {count} records and {rest} bytes" if count else "")
-        raise wrong_file(path, found, f"whole records of {RECORD} bytes, at least one", REMEDY)
+        raise wrong_file(path, found, f"whole records of {RECORD} bytes, at least one", COPY_AGAIN)
     records = np.frombuffer(content, np.uint8).reshape(count, RECORD)
     labels = records[:, 0]
     if labels.max() >= CLASSES:
         at = int(np.argmax(labels >= CLASSES))
-        raise wrong_file(path, f"label {labels[at]} in record {at}", f"labels from 0 to {CLASSES - 1}", REMEDY)
+        raise wrong_file(path, f"label {labels[at]} in record {at}", f"labels from 0 to {CLASSES - 1}", COPY_AGAIN)
     by_channel = records[:, 1:].reshape(count, CHANNELS, SIDE, SIDE)
     return np.ascontiguousarray(by_channel.transpose(0, 2, 3, 1)), labels.copy()
 

@@ -29,7 +29,7 @@ class ClassWeight:
         )
 
     def of_rows(self, targets: Any, weights: Any) -> np.ndarray:
-        """Return the class weights of all examples, times their sample weights, if any, in the shape of those."""
+        """Return each example's class weight times its sample weight (if any), shaped like the sample weights."""
         self.check(targets, weights, 1)
         own: np.ndarray = self._of_targets(targets).numpy()
         return own if weights is None else (np.asarray(weights, np.float32).T * own).T

@@ -1,25 +1,17 @@
-"""The common part of the image classifiers, and the check of a workload's parameters."""
-
-from collections.abc import Mapping
-from typing import Any, TypeVar
+"""The common part of the image classifiers."""
 
 import tensorflow as tf
-from pydantic import ValidationError
 
-from trainer.settings import Settings
 from trainer.workloads import in_memory
-from trainer.workloads.errors import WorkloadError
 from trainer.workloads.image_set import ImageSet
 from trainer.workloads.protocol import Shard
 
-Params = TypeVar("Params", bound=Settings)
-
 
 class ImageClassifier:
-    """Pictures to logits [batch, classes]: cross-entropy, accuracy, and the batches. A subclass has the model and the optimizer."""
+    """Images to logits [batch, classes]: cross-entropy, accuracy, and the batches. A subclass has the model and the optimizer."""
 
-    def __init__(self, pictures: ImageSet) -> None:
-        self._pictures = pictures
+    def __init__(self, image_set: ImageSet) -> None:
+        self._image_set = image_set
 
     def loss(self, targets: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:
         """Return the mean softmax cross-entropy of `outputs` [batch, classes] against integer `targets` [batch], in float32."""
@@ -31,24 +23,13 @@ class ImageClassifier:
         return {"accuracy": tf.reduce_mean(tf.cast(is_correct, tf.float32))}
 
     def train_data(self, shard: Shard) -> tf.data.Dataset:
-        """Return endless shuffled batches of the training pictures."""
-        return in_memory.batches(self._pictures.train.images, self._pictures.train.labels, shard)
+        """Return endless shuffled batches of the training images."""
+        return in_memory.batches(self._image_set.train.images, self._image_set.train.labels, shard)
 
     def train_examples(self) -> int:
         """See HasTrainExamples.train_examples."""
-        return len(self._pictures.train.labels)
+        return len(self._image_set.train.labels)
 
     def eval_data(self, batch_size: int) -> tf.data.Dataset:
-        """Return the test pictures once."""
-        return in_memory.once(self._pictures.test.images, self._pictures.test.labels, batch_size)
-
-
-def parse_params(model: type[Params], params: Mapping[str, Any]) -> Params:
-    """Return `params` as `model`. Raises WorkloadError naming every parameter that is wrong."""
-    try:
-        return model.model_validate(dict(params))
-    except ValidationError as error:
-        wrong = [
-            f"train.params.{'.'.join(str(part) for part in one['loc'])}: {one['msg']}, found {one['input']!r}" for one in error.errors()
-        ]
-        raise WorkloadError("; ".join([*wrong, f"the parameters are {', '.join(model.model_fields)}"])) from error
+        """Return the test images once."""
+        return in_memory.once(self._image_set.test.images, self._image_set.test.labels, batch_size)

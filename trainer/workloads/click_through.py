@@ -7,8 +7,7 @@ import keras
 import tensorflow as tf
 
 from trainer.workloads import criteo, planted_clicks
-from trainer.workloads.catalog import ClickThroughParams
-from trainer.workloads.classifier import parse_params
+from trainer.workloads.catalog import ClickThroughParams, parse_params
 from trainer.workloads.criteo import CATEGORIES, NUMBERS
 from trainer.workloads.errors import DataError
 from trainer.workloads.protocol import Shard
@@ -17,8 +16,8 @@ from trainer.workloads.protocol import Shard
 THRESHOLDS = 1000
 
 
-# Keras's 0.1 is hundreds of times the squared gradients that a row accumulates, as only a few examples of a batch use it: the row would hardly move.
-ACCUMULATOR = 1e-5
+# Few examples of a batch use a row, so it accumulates small squared gradients: with Keras's 0.1 it would hardly change.
+INITIAL_ACCUMULATOR = 1e-5
 
 
 class ClickThrough:
@@ -58,15 +57,15 @@ class ClickThrough:
             kernel = keras.initializers.GlorotUniform(seed=self._seed + CATEGORIES + layer)
             hidden = keras.layers.Dense(units, activation="relu", kernel_initializer=kernel, name=f"hidden_{layer}")(hidden)
         kernel = keras.initializers.GlorotUniform(seed=self._seed + CATEGORIES)
-        of_deep = keras.layers.Dense(1, kernel_initializer=kernel, name="deep_logit")(hidden)
-        logit = keras.layers.Add(name="sum")([*weights, of_deep])
+        deep_logit = keras.layers.Dense(1, kernel_initializer=kernel, name="deep_logit")(hidden)
+        logit = keras.layers.Add(name="sum")([*weights, deep_logit])
         return keras.Model(
             {"numbers": numbers, "categories": categories}, keras.layers.Reshape((), name="logit")(logit), name="click_through"
         )
 
     def optimizer(self) -> keras.optimizers.Optimizer:
         """Return Adagrad."""
-        return keras.optimizers.Adagrad(self._params.learning_rate, initial_accumulator_value=ACCUMULATOR)
+        return keras.optimizers.Adagrad(self._params.learning_rate, initial_accumulator_value=INITIAL_ACCUMULATOR)
 
     def loss(self, targets: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:
         """Return the mean cross-entropy, the log loss."""
@@ -95,12 +94,6 @@ class ClickThrough:
         if self._files is not None:
             return criteo.once(self._files, self.rows, batch_size, self._params.eval_examples)
         return planted_clicks.once(self.rows, self._params.zipf_exponent, batch_size, self._params.eval_examples)
-
-    def best_auc(self) -> float | None:
-        """Return the AUC of the true probability on the held-out examples; None if it is not known."""
-        return (
-            None if self._files is not None else planted_clicks.best_auc(self.rows, self._params.zipf_exponent, self._params.eval_examples)
-        )
 
 
 class HeldOutAuc:

@@ -17,7 +17,7 @@ from typing import Any, cast
 import tensorflow as tf
 
 from trainer.workloads import in_memory, pipeline
-from trainer.workloads.errors import DataError, check_directory, wrong_file
+from trainer.workloads.errors import COPY_AGAIN, DataError, check_directory, wrong_file
 from trainer.workloads.idx import GZIP_MAGIC
 from trainer.workloads.protocol import Shard
 
@@ -145,9 +145,9 @@ def _check(path: Path) -> None:
     try:
         lines, numbers, _ = next(iter(_lines([path]).batch(CHECKED_LINES)), (None, None, None))
     except tf.errors.DataLossError as error:
-        raise wrong_file(path, "damaged gzip data", "a whole gzip file", "Copy the published file there again.") from error
+        raise wrong_file(path, "damaged gzip data", "a whole gzip file", COPY_AGAIN) from error
     if lines is None:
-        raise wrong_file(path, "no lines", "at least one", "Copy the published file there again.")
+        raise wrong_file(path, "no lines", "at least one", COPY_AGAIN)
     _, _, ok = _fields(lines)
     if not tf.reduce_all(ok):
         raise DataError(_error_message(lines, numbers, tf.zeros_like(numbers), tf.constant([str(path)])).numpy().decode(errors="replace"))

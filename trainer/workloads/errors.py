@@ -6,6 +6,8 @@ WorkloadError      the workload cannot be created, trained or evaluated as confi
 
 from pathlib import Path
 
+COPY_AGAIN = "Copy the published file there again."
+
 
 class WorkloadError(ValueError):
     """The workload cannot be created, trained or evaluated as configured. The message says what to change."""

@@ -62,7 +62,7 @@ def _moved(hero: tf.Tensor, actions: tf.Tensor) -> tf.Tensor:
     return row * SIDE + column
 
 
-def small_pictures(state: Boards) -> tf.Tensor:
+def small_images(state: Boards) -> tf.Tensor:
     """Return uint8 [boards, 7, 7, 3], 0 or 255: a white border, the hero blue, goals green, fires red, the rest black."""
 
     def painted(cells: tf.Tensor) -> tf.Tensor:
@@ -78,6 +78,6 @@ def small_pictures(state: Boards) -> tf.Tensor:
     return tf.pad(board, [[0, 0], [1, 1], [1, 1], [0, 0]], constant_values=255)
 
 
-def pictures(small: tf.Tensor) -> tf.Tensor:
-    """Return small pictures enlarged for the network: [boards, 84, 84, 3], each cell 12 x 12 pixels, of the same type."""
+def images(small: tf.Tensor) -> tf.Tensor:
+    """Return small images enlarged for the network: [boards, 84, 84, 3], each cell 12 x 12 pixels, of the same type."""
     return tf.repeat(tf.repeat(small, PIXELS_A_CELL, axis=1), PIXELS_A_CELL, axis=2)

@@ -18,8 +18,7 @@ from tensorboard.plugins.image import metadata
 from trainer.engine import fused_updates
 from trainer.programs.rendering import animation
 from trainer.workloads import gridworld
-from trainer.workloads.catalog import GridworldDqnParams
-from trainer.workloads.classifier import parse_params
+from trainer.workloads.catalog import GridworldDqnParams, parse_params
 from trainer.workloads.errors import DataError
 from trainer.workloads.gridworld import EPISODE, THINGS, Boards
 
@@ -40,7 +39,7 @@ _MOVES, _SAMPLES, _EVALUATION, _ANIMATION = range(4)
 
 
 class DuelingNetwork(keras.layers.Layer):
-    """The dueling network (Wang et al., 2016): small pictures, uint8 [n, 7, 7, 3], to the value of each action, float32 [n, 4]."""
+    """The dueling network (Wang et al., 2016): small images, uint8 [n, 7, 7, 3], to the value of each action, float32 [n, 4]."""
 
     def __init__(self, filters: Sequence[int], hidden: int, *, trainable: bool = True, name: str | None = None) -> None:
         super().__init__(trainable=trainable, name=name)
@@ -59,7 +58,7 @@ class DuelingNetwork(keras.layers.Layer):
 def action_values(weights: Sequence[tf.Tensor], small: tf.Tensor) -> tf.Tensor:
     """Return the value of each action, float32 [n, 4]; `weights` are those of a DuelingNetwork layer, in its order.
 
-    The same as convolutions over gridworld.pictures(small) / 255, [n, 84, 84, 3]. A cell is 12 pixels wide and the first
+    The same as convolutions over gridworld.images(small) / 255, [n, 84, 84, 3]. A cell is 12 pixels wide and the first
     convolution has stride 4, so each block of 4 x 4 pixels has one colour: the kernel's weights of a block are added up first, which
     leaves a sixteenth of the multiplications.
     """
@@ -95,7 +94,7 @@ class DqnModel(keras.Model):
         self.built = True
 
     def call(self, small: tf.Tensor) -> tf.Tensor:
-        """Return the value of each action, float32 [n, 4], of small pictures uint8 [n, 7, 7, 3]."""
+        """Return the value of each action, float32 [n, 4], of small images uint8 [n, 7, 7, 3]."""
         return self.online(small)
 
 
@@ -163,7 +162,7 @@ class GridworldDqn:
             now = tf.random.experimental.stateless_fold_in(seed, steps_before + done)
             seeds = tf.unstack(tf.random.experimental.stateless_split(now, 4))
             before = _boards(games)
-            values = action_values(weights, gridworld.small_pictures(before))
+            values = action_values(weights, gridworld.small_images(before))
             at_random = tf.random.stateless_uniform([count], seeds[0]) < epsilon
             anything = tf.random.stateless_uniform([count], seeds[1], 0, gridworld.ACTIONS, tf.int32)
             actions = tf.where(at_random, anything, tf.argmax(values, axis=1, output_type=tf.int32))
@@ -221,7 +220,7 @@ class GridworldDqn:
         after 50 moves, but the game does not end there: no state is terminal.
         """
         before, action, reward, after = tf.split(tf.cast(transitions, tf.int32), [BOARD, 1, 1, BOARD], axis=1)
-        seen_before, seen_after = (gridworld.small_pictures(_boards(games)) for games in (before, after))
+        seen_before, seen_after = (gridworld.small_images(_boards(games)) for games in (before, after))
         best = tf.argmax(action_values(online, seen_after), axis=1, output_type=tf.int32)
         worth = tf.gather(action_values(target, seen_after), best, batch_dims=1)
         goal = tf.stop_gradient(tf.cast(reward[:, 0], tf.float32) + self._params.gamma * worth)
@@ -239,7 +238,7 @@ class GridworldDqn:
         """Write an animation of an episode without random moves; each starts with another board."""
         transitions, _ = self._episodes(model, 1, _ANIMATION + step, 0.0)
         games = tf.concat([transitions[:, :BOARD], transitions[-1:, -BOARD:]], axis=0)
-        frames = gridworld.pictures(gridworld.small_pictures(_boards(tf.cast(games, tf.int32)))).numpy()
+        frames = gridworld.images(gridworld.small_images(_boards(tf.cast(games, tf.int32)))).numpy()
         _write_gif("episode", animation([frame.repeat(_ANIMATION_ZOOM, 0).repeat(_ANIMATION_ZOOM, 1) for frame in frames], _FRAME), step)
 
     def _episodes(self, model: DqnModel, count: int, seed: int, epsilon: float) -> tuple[tf.Tensor, tf.Tensor]:

@@ -11,13 +11,12 @@ from pathlib import Path
 
 import numpy as np
 
-from trainer.workloads.errors import check_directory, wrong_file
+from trainer.workloads.errors import COPY_AGAIN, check_directory, wrong_file
 
 UNSIGNED_BYTE = 0x08
 IMAGE_SHAPE = (28, 28)
 CLASSES = 10
 GZIP_MAGIC = b"\x1f\x8b"
-REMEDY = "Copy the published file there again."
 
 
 def read_pair(directory: str, split: str) -> tuple[np.ndarray, np.ndarray]:
@@ -29,15 +28,15 @@ def read_pair(directory: str, split: str) -> tuple[np.ndarray, np.ndarray]:
     labels_path = _published(Path(directory), f"{split}-labels-idx1-ubyte")
     images, labels = read(images_path, 3), read(labels_path, 1)
     if images.shape[1:] != IMAGE_SHAPE:
-        raise wrong_file(images_path, f"images of {images.shape[1]}x{images.shape[2]} pixels", "28x28", REMEDY)
+        raise wrong_file(images_path, f"images of {images.shape[1]}x{images.shape[2]} pixels", "28x28", COPY_AGAIN)
     if len(images) == 0:
-        raise wrong_file(images_path, "no images", "at least one", REMEDY)
+        raise wrong_file(images_path, "no images", "at least one", COPY_AGAIN)
     if len(images) != len(labels):
         found, expected = f"{len(labels)} labels", f"{len(images)}, one for each image of {images_path.name}"
         raise wrong_file(labels_path, found, expected, "Both files must be of the same published set.")
     if labels.max() >= CLASSES:
         at = int(np.argmax(labels >= CLASSES))
-        raise wrong_file(labels_path, f"label {labels[at]} at position {at}", f"labels from 0 to {CLASSES - 1}", REMEDY)
+        raise wrong_file(labels_path, f"label {labels[at]} at position {at}", f"labels from 0 to {CLASSES - 1}", COPY_AGAIN)
     return images, labels
 
 
@@ -49,18 +48,18 @@ def read(path: Path, dimensions: int) -> np.ndarray:
     content = _content(path)
     start = 4 + 4 * dimensions
     if len(content) < start:
-        raise wrong_file(path, f"{len(content)} bytes", f"a header of {start} bytes", REMEDY)
+        raise wrong_file(path, f"{len(content)} bytes", f"a header of {start} bytes", COPY_AGAIN)
     if content[:2] != b"\0\0":
-        raise wrong_file(path, f"first bytes {content[:4].hex(' ')}", f"00 00 08 {dimensions:02x}, an IDX file", REMEDY)
+        raise wrong_file(path, f"first bytes {content[:4].hex(' ')}", f"00 00 08 {dimensions:02x}, an IDX file", COPY_AGAIN)
     if content[2] != UNSIGNED_BYTE:
-        raise wrong_file(path, f"element type 0x{content[2]:02x}", "0x08, unsigned bytes", REMEDY)
+        raise wrong_file(path, f"element type 0x{content[2]:02x}", "0x08, unsigned bytes", COPY_AGAIN)
     if content[3] != dimensions:
         raise wrong_file(path, f"{content[3]} dimensions", str(dimensions), "Images and labels may have been exchanged.")
     shape = tuple(int(size) for size in np.frombuffer(content, ">u4", dimensions, 4))
     expected = int(np.prod(shape, dtype=object))
     if len(content) - start != expected:
         found = f"{len(content) - start} bytes of elements"
-        raise wrong_file(path, found, f"{expected}, as its header {'x'.join(map(str, shape))} says", REMEDY)
+        raise wrong_file(path, found, f"{expected}, as its header {'x'.join(map(str, shape))} says", COPY_AGAIN)
     return np.frombuffer(content, np.uint8, expected, start).reshape(shape)
 
 
@@ -84,6 +83,6 @@ def _content(path: Path) -> bytes:
             raise wrong_file(path, f"first bytes {raw[:2].hex(' ')}", "1f 8b, gzip", "Drop .gz from its name if it is not compressed.")
         return gzip.decompress(raw)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise wrong_file(path, f"damaged gzip data ({error})", "a whole gzip file", REMEDY) from error
+        raise wrong_file(path, f"damaged gzip data ({error})", "a whole gzip file", COPY_AGAIN) from error
     except OSError as error:
         raise wrong_file(path, f"it cannot be read ({error.strerror})", "a readable file", "Check its owner and mode.") from error

@@ -1,4 +1,4 @@
-"""Labelled pictures in memory, a training set and a held-out set, and the download of published ones."""
+"""Labelled images in memory, a training set and a held-out set, and the download of published ones."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from trainer.workloads.errors import DataError
 
 @dataclass(frozen=True)
 class Split:
-    """Pictures and their labels: `images` uint8 [examples, ...], of the data set's shape; `labels` int32 [examples]."""
+    """Images and their labels: `images` uint8 [examples, ...], of the data set's shape; `labels` int32 [examples]."""
 
     images: np.ndarray
     labels: np.ndarray

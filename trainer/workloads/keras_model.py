@@ -15,14 +15,14 @@ from trainer.workloads.errors import WorkloadError
 from trainer.workloads.keras_step import KerasSteps, build, customizations, flatten, overrides
 from trainer.workloads.module_forms import CLASS_WEIGHT
 from trainer.workloads.protocol import Shard, StateMapping
-from trainer.workloads.user_call import CallArguments, call, where
-from trainer.workloads.user_callbacks import UserCallbacks
+from trainer.workloads.user_call import CallArguments, call, described
+from trainer.workloads.user_callbacks import CALLBACKS, UserCallbacks
 from trainer.workloads.user_data import UserData
 
 # Called only by `fit` and `evaluate`.
 _IGNORED = ("fit", "evaluate", "make_train_function", "make_test_function")
 # Errors of a model that does not fit its data: Keras's about inputs and targets, and TensorFlow's about targets, in a graph or an eager operation.
-_MISFIT = re.compile(
+_SHAPE_MISMATCH = re.compile(
     r"is incompatible with the layer: |has incompatible shape|Missing data for input |expects \d+ (named )?input|`output` must have the same shape|"
     r"`output` must have rank|Dimensions must be equal|Incompatible shapes: .*\[Op:"
 )
@@ -37,7 +37,7 @@ class KerasWorkload:
 
     def __init__(self, source: Any, definitions: Mapping[str, Any], arguments: CallArguments) -> None:
         self._source, self._arguments = source, arguments
-        self.callbacks = UserCallbacks(definitions.get("callbacks"), arguments)
+        self.callbacks = UserCallbacks(definitions.get(CALLBACKS), arguments)
         weight = definitions.get(CLASS_WEIGHT)
         self._train = UserData(
             definitions["train_data"], arguments, "train_data", None if weight is None else ClassWeight(weight, arguments)
@@ -53,7 +53,7 @@ class KerasWorkload:
         name = f"train.workload {self._arguments.workload}"
         model = call(self._source, self._arguments) if not isinstance(self._source, keras.Model) else self._source
         if not isinstance(model, keras.Model):
-            raise WorkloadError(f"{name}: {where(self._source)} returned {type(model).__name__}; expected a compiled keras.Model")
+            raise WorkloadError(f"{name}: {described(self._source)} returned {type(model).__name__}; expected a compiled keras.Model")
         _check_fit(model, name)
         self._model = model
         if not model.built:
@@ -179,7 +179,7 @@ class KerasWorkload:
 
     def explained(self, error: Exception) -> WorkloadError | None:
         """See ExplainsErrors.explained."""
-        reason = _misfit(error, self._arguments.workload.partition(":")[0])
+        reason = _shape_mismatch(error, self._arguments.workload.partition(":")[0])
         if self._model is None or not reason:
             return None
         shapes = [
@@ -206,6 +206,7 @@ class KerasWorkload:
         return loss
 
     def _data(self, inputs: Any, targets: Any) -> tuple[Any, ...]:
+        """Return Keras's tuple, (x, y) or (x, y, sample_weight)."""
         labels, weights = self._split_weights(targets)
         return (inputs, labels) if weights is None else (inputs, labels, weights)
 
@@ -221,9 +222,9 @@ class KerasWorkload:
         return self._compiled_metrics
 
     def _dummy_batch(self, targets: Any, outputs: Any, weights: Any) -> Any:
-        """Return zeros in the shape of one example, from which Keras builds losses and metrics: of a real one if its targets' shape is not known.
+        """Return zeros shaped like one example, to build losses and metrics with.
 
-        By the width of targets Keras chooses the function for "accuracy".
+        If the targets' width is unknown, a real example gives it, because Keras chooses the function for "accuracy" by it.
         """
         given = shaped = (targets, outputs, weights)
         if not all(t is None or t.shape[1:].is_fully_defined() for t in tf.nest.flatten(targets)):
@@ -319,10 +320,10 @@ def _check_loss(model: keras.Model, inputs: Callable[[], Any], name: str) -> Non
         )
 
 
-def _misfit(error: Exception, module: str) -> str:
+def _shape_mismatch(error: Exception, module: str) -> str:
     """Return Keras's message if a model does not fit its data; nothing for other errors, and for errors with frames in the user's `module`."""
     known = isinstance(error, ValueError | tf.errors.InvalidArgumentError) and not isinstance(error, WorkloadError)
-    if not known or not _MISFIT.search(str(error)) or user_errors.user_frames(error, module):
+    if not known or not _SHAPE_MISMATCH.search(str(error)) or user_errors.user_frames(error, module):
         return ""
     return error_line(error).removeprefix(f"{type(error).__name__}: ")
 

@@ -8,8 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from trainer.workloads import in_memory
-from trainer.workloads.catalog import LinearRegressionParams
-from trainer.workloads.classifier import parse_params
+from trainer.workloads.catalog import LinearRegressionParams, parse_params
 from trainer.workloads.errors import DataError
 from trainer.workloads.protocol import Shard
 

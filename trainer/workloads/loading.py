@@ -25,26 +25,26 @@ def load_workload(train: Train) -> Workload:
     `params`, or methods of the protocol are missing; DataError if its data is missing or wrong.
     """
     entry = CATALOG.get(train.workload)
-    module, found = find(entry.class_path if entry else train.workload)
+    module, found = find(entry.import_path if entry else train.workload)
     if entry:
-        return _workload_of(found, entry.class_path, train)
+        return _construct_workload(found, entry.import_path, train)
     from trainer.workloads.autograph import convert_workload
     from trainer.workloads.module_forms import workload_from
-    from trainer.workloads.user_callbacks import NAME, UserCallbacks
+    from trainer.workloads.user_callbacks import CALLBACKS, UserCallbacks
 
     arguments = CallArguments(train.workload, train.params, train.data, train.seed)
     workload = workload_from(found, module, arguments)
     if workload is None:
-        workload = _workload_of(found, train.workload, train)
+        workload = _construct_workload(found, train.workload, train)
         convert_workload(workload)
-        callbacks = definition(module, NAME)
+        callbacks = definition(module, CALLBACKS)
         if callbacks is not None and not hasattr(workload, "callbacks"):
             try:
-                setattr(workload, NAME, UserCallbacks(callbacks, arguments))
+                setattr(workload, CALLBACKS, UserCallbacks(callbacks, arguments))
             except AttributeError as error:  # the class has __slots__
                 raise WorkloadError(
-                    f"train.workload {train.workload}: {module.__file__} has {NAME}, which its class has no place for; give the class a method "
-                    f"{NAME}, or add {NAME!r} to its __slots__"
+                    f"train.workload {train.workload}: {module.__file__} has {CALLBACKS}, which its class has no place for; give the class a method "
+                    f"{CALLBACKS}, or add {CALLBACKS!r} to its __slots__"
                 ) from error
     return cast("Workload", workload)
 
@@ -54,8 +54,8 @@ def load_agent(train: Train) -> Agent | None:
     entry = CATALOG.get(train.workload)
     if entry is None or not entry.agent:
         return None
-    _, found = find(entry.class_path)
-    return cast("Agent", _construct(found, entry.class_path, train))
+    _, found = find(entry.import_path)
+    return cast("Agent", _construct(found, entry.import_path, train))
 
 
 def _construct(cls: Any, target: str, train: Train) -> Any:
@@ -71,7 +71,7 @@ def _construct(cls: Any, target: str, train: Train) -> Any:
         raise WorkloadError(message) from error
 
 
-def _workload_of(cls: Any, target: str, train: Train) -> Workload:
+def _construct_workload(cls: Any, target: str, train: Train) -> Workload:
     workload = _construct(cls, target, train)
     missing = [name for name in REQUIRED if not callable(getattr(workload, name, None))]
     if missing:

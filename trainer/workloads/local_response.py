@@ -1,4 +1,4 @@
-"""Local response normalisation: each channel is divided by a function of its neighbours at the same position."""
+"""Local response normalization: each channel is divided by a function of its neighbours at the same position."""
 
 from typing import Any
 
@@ -7,14 +7,14 @@ import numpy as np
 import tensorflow as tf
 
 
-def _normalised(values: tf.Tensor, weights: np.ndarray, bias: float) -> tf.Tensor:
+def _normalized(values: tf.Tensor, weights: np.ndarray, bias: float) -> tf.Tensor:
     """Return values [n, channels] times (bias + values^2 weights) ** -0.75; weights [channels, channels] are symmetric."""
     band = tf.constant(weights, values.dtype)
 
     # With s = bias + x^2 W and y = x s^-0.75, dx = dy s^-0.75 - 1.5 x ((dy y / s) W). Left to TensorFlow, the same takes
     # twice as many passes over the values.
     @tf.custom_gradient
-    def normalise(x: tf.Tensor) -> tuple[tf.Tensor, Any]:
+    def normalize(x: tf.Tensor) -> tuple[tf.Tensor, Any]:
         scale = tf.matmul(tf.square(x), band) + tf.cast(bias, x.dtype)
         factor = tf.math.rsqrt(scale * tf.sqrt(scale))
         y = x * factor
@@ -24,7 +24,7 @@ def _normalised(values: tf.Tensor, weights: np.ndarray, bias: float) -> tf.Tenso
 
         return y, gradient
 
-    return normalise(values)
+    return normalize(values)
 
 
 @keras.saving.register_keras_serializable(package="trainer")
@@ -40,13 +40,13 @@ class LocalResponse(keras.layers.Layer):
         self.radius, self.bias, self.alpha = radius, bias, alpha
 
     def call(self, inputs: tf.Tensor) -> tf.Tensor:
-        """Return inputs [..., channels] normalised; computed in at least float32, as squares overflow float16."""
+        """Return inputs [..., channels] normalized; computed in at least float32, as squares overflow float16."""
         channels = inputs.shape[-1]
         channel = np.arange(channels)
         is_neighbour = abs(channel[:, np.newaxis] - channel) <= self.radius
         values = tf.reshape(inputs, [-1, channels])
         precise = tf.cast(values, tf.float32) if values.dtype.size < tf.float32.size else values
-        return tf.reshape(tf.cast(_normalised(precise, is_neighbour * self.alpha, self.bias), inputs.dtype), tf.shape(inputs))
+        return tf.reshape(tf.cast(_normalized(precise, is_neighbour * self.alpha, self.bias), inputs.dtype), tf.shape(inputs))
 
     def compute_output_shape(self, input_shape: tuple[int | None, ...]) -> tuple[int | None, ...]:
         """Return the shape of the inputs."""

@@ -8,8 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from trainer.workloads import mnist_data, network_summaries, projector
-from trainer.workloads.catalog import MnistParams
-from trainer.workloads.classifier import parse_params
+from trainer.workloads.catalog import MnistParams, parse_params
 from trainer.workloads.mnist_mlp import DigitClassifier
 
 INPUT_IMAGES = 10
@@ -55,7 +54,7 @@ class Mnist(DigitClassifier):
         """Write the graph of a training step's loss and metrics, and all files of the projector."""
         self._logdir = logdir
         tf.summary.graph(self._graph(model))
-        test = self._pictures.test
+        test = self._image_set.test
         shown = min(PROJECTED_DIGITS, len(test.labels))
         side = mnist_data.SIDE
         pixels = projector.Labels(
@@ -74,7 +73,7 @@ class Mnist(DigitClassifier):
 
     def write_summaries(self, model: keras.Model, step: int) -> None:
         """Write 10 inputs, the dropout keep probability, every variable and layer, and the projector's points."""
-        test = self._pictures.test
+        test = self._image_set.test
         first = step % max(1, len(test.labels) - INPUT_IMAGES)
         images = test.images[first : first + INPUT_IMAGES].reshape(-1, mnist_data.SIDE, mnist_data.SIDE, 1)
         tf.summary.image("inputs", images, max_outputs=INPUT_IMAGES)
@@ -106,7 +105,7 @@ class Mnist(DigitClassifier):
     def _layers(self, model: keras.Model) -> dict[str, np.ndarray]:
         """Return each layer's output on the first test digits by the layer's name, and the softmax of the last."""
         outputs: dict[str, np.ndarray] = {}
-        values: Any = tf.constant(self._pictures.test.images[:PROJECTED_DIGITS])
+        values: Any = tf.constant(self._image_set.test.images[:PROJECTED_DIGITS])
         for layer in model.layers:
             values = layer(values)
             outputs[layer.name] = keras.ops.convert_to_numpy(values)

@@ -7,9 +7,9 @@ import keras
 from trainer.workloads import digits, idx
 from trainer.workloads.image_set import ImageSet, download, split
 
-SIDE = 28
+SIDE, _ = idx.IMAGE_SHAPE
 PIXELS = SIDE * SIDE
-CLASSES = 10
+CLASSES = idx.CLASSES
 
 
 @cache

@@ -7,8 +7,8 @@ from typing import Any
 import keras
 
 from trainer.workloads import mnist_data
-from trainer.workloads.catalog import MnistMlpParams
-from trainer.workloads.classifier import ImageClassifier, parse_params
+from trainer.workloads.catalog import MnistMlpParams, parse_params
+from trainer.workloads.classifier import ImageClassifier
 
 
 class DigitClassifier(ImageClassifier):

@@ -15,14 +15,14 @@ from trainer.workloads.errors import WorkloadError
 from trainer.workloads.function_variables import FunctionVariables, StatelessVariable
 from trainer.workloads.protocol import Shard
 from trainer.workloads.train_op import TrainOp
-from trainer.workloads.user_call import CallArguments, where
-from trainer.workloads.user_callbacks import UserCallbacks
+from trainer.workloads.user_call import CallArguments, described
+from trainer.workloads.user_callbacks import CALLBACKS, UserCallbacks
 from trainer.workloads.user_data import UserData
 
 # The values of `mode`, as tf.estimator.ModeKeys has them.
 TRAIN, EVAL = "train", "eval"
 # Examples for the call that creates the variables; a single one is a special case in some layers.
-_FIRST = 2
+_BUILD_EXAMPLES = 2
 
 
 class ModelFunctionWorkload:
@@ -36,9 +36,9 @@ class ModelFunctionWorkload:
         metrics: Callable[..., Any] | None,
         arguments: CallArguments,
     ) -> None:
-        self._call = _Call(function, argument_count, arguments)
+        self._call = _CheckedFunction(function, argument_count, arguments)
         self._measure = converted(metrics) if metrics is not None else None
-        self.callbacks = UserCallbacks(definitions.get("callbacks"), arguments)
+        self.callbacks = UserCallbacks(definitions.get(CALLBACKS), arguments)
         self._train = UserData(definitions["train_data"], arguments, "train_data")
         self._held_out = UserData(definitions["eval_data"], arguments, "eval_data", training=self._train)
         self._optimizer: keras.optimizers.Optimizer | None = None
@@ -46,7 +46,7 @@ class ModelFunctionWorkload:
     def model(self) -> keras.Model:
         """See Workload.model."""
         model = _Model(self._call)
-        self._optimizer = model.create_variables(*self._train.first(_FIRST))
+        self._optimizer = model.create_variables(*self._train.first(_BUILD_EXAMPLES))
         return model
 
     def optimizer(self) -> keras.optimizers.Optimizer:
@@ -80,11 +80,11 @@ def _with_targets(features: Any, targets: Any) -> tuple[Any, Any]:
     return (features, targets), targets
 
 
-class _Call:
+class _CheckedFunction:
     """Calls the user's function and checks what it returns."""
 
     def __init__(self, function: Callable[..., Any], argument_count: int, arguments: CallArguments) -> None:
-        self.name = f"train.workload {arguments.workload}: {where(function)}"
+        self.name = f"train.workload {arguments.workload}: {described(function)}"
         self._function, self._argument_count, self._params = converted(function), argument_count, dict(arguments.params)
 
     def __call__(self, features: Any, targets: Any, mode: str) -> tuple[Any, tf.Tensor, Any]:
@@ -117,7 +117,7 @@ class _Model(keras.Model):
 
     export_formats = ("saved_model",)  # a Keras file could not be read without the trainer
 
-    def __init__(self, call: _Call) -> None:
+    def __init__(self, call: _CheckedFunction) -> None:
         super().__init__(name="model_function", autocast=False)
         self._function = call
         self._variables = FunctionVariables(self.add_weight, call.name)

@@ -52,7 +52,7 @@ def workload_from(found: Any, module: ModuleType, arguments: CallArguments) -> A
     names = tuple(inspect.signature(found).parameters)
     if names[:1] == (CLUSTER,):
         raise WorkloadError(
-            f"{name} is a program with manual placement, {user_call.where(found)}, which only strategy manual runs; set strategy: manual"
+            f"{name} is a program with manual placement, {user_call.described(found)}, which only strategy manual runs; set strategy: manual"
         )
     if names[:1] != (FEATURES,):
         return _keras_model(found, module, arguments)
@@ -64,12 +64,14 @@ def _keras_model(found: Any, module: ModuleType, arguments: CallArguments) -> An
 
     from trainer.workloads.keras_model import KerasWorkload
 
-    siblings = _data(module, arguments)
+    definitions = _data(module, arguments)
     if (weights := definition(module, CLASS_WEIGHT)) is not None:
-        siblings[CLASS_WEIGHT] = weights
-    makers = siblings.values() if isinstance(found, keras.Model) else (found, *siblings.values())  # a model is not called with parameters
-    user_call.check_params(makers, arguments)
-    return KerasWorkload(found, siblings, arguments)
+        definitions[CLASS_WEIGHT] = weights
+    functions = (
+        definitions.values() if isinstance(found, keras.Model) else (found, *definitions.values())
+    )  # a model is not called with parameters
+    user_call.check_params(functions, arguments)
+    return KerasWorkload(found, definitions, arguments)
 
 
 def _model_function(found: Callable[..., Any], names: tuple[str, ...], module: ModuleType, arguments: CallArguments) -> Any:
@@ -77,14 +79,14 @@ def _model_function(found: Callable[..., Any], names: tuple[str, ...], module: M
 
     if tuple("targets" if name == "labels" else name for name in names) not in SIGNATURES:
         raise WorkloadError(
-            f"train.workload {arguments.workload}: {user_call.where(found)} takes ({', '.join(names)}); "
+            f"train.workload {arguments.workload}: {user_call.described(found)} takes ({', '.join(names)}); "
             f"a model function takes {', '.join(_SHOWN[:-1])} or {_SHOWN[-1]}. Rename its arguments, or take others from params."
         )
-    _reject_class_weight(module, f"{user_call.where(found)} is a model function")
-    siblings = _data(module, arguments)
+    _reject_class_weight(module, f"{user_call.described(found)} is a model function")
+    definitions = _data(module, arguments)
     if "params" not in names:
-        user_call.check_params(siblings.values(), arguments)
-    return ModelFunctionWorkload(found, len(names), siblings, definition(module, "metrics"), arguments)
+        user_call.check_params(definitions.values(), arguments)
+    return ModelFunctionWorkload(found, len(names), definitions, definition(module, "metrics"), arguments)
 
 
 def _reject_class_weight(module: ModuleType, what: str) -> None:
@@ -96,7 +98,7 @@ def _reject_class_weight(module: ModuleType, what: str) -> None:
 
 
 def _data(module: ModuleType, arguments: CallArguments) -> dict[str, Any]:
-    found = {name: definition(module, name) for name in (*DATA, user_callbacks.NAME)}
+    found = {name: definition(module, name) for name in (*DATA, user_callbacks.CALLBACKS)}
     missing = [name for name in DATA if found[name] is None]
     if missing:
         raise WorkloadError(

@@ -1,4 +1,4 @@
-"""Synthetic pictures: 32x32 colour images of ten kinds of pattern, drawn from a seed in about a second.
+"""Synthetic images: 32x32 colour images of ten kinds of pattern, drawn from a seed in about a second.
 
 The kinds differ in texture: horizontal, vertical or diagonal stripes, fine or coarse, a chequerboard, rings, spots and
 rays. Colours, contrast, position, angle and scale are random for each image, so a single pixel has no information about the
@@ -29,7 +29,7 @@ def _stripes(_across: np.ndarray, down: np.ndarray) -> np.ndarray:
     return np.asarray(np.sin(down))
 
 
-def _board(across: np.ndarray, down: np.ndarray) -> np.ndarray:
+def _chequerboard(across: np.ndarray, down: np.ndarray) -> np.ndarray:
     return np.asarray(np.sin(across) * np.sin(down) * 1.6)
 
 
@@ -46,20 +46,21 @@ def _rays(across: np.ndarray, down: np.ndarray) -> np.ndarray:
 
 
 # Each kind's pattern, the angle it lies at (radians), and its wavelength in pixels.
-KINDS: tuple[tuple[str, Wave, float, float], ...] = (
-    ("lying stripes, fine", _stripes, 0.0, 4.2),
-    ("lying stripes, coarse", _stripes, 0.0, 9.0),
-    ("standing stripes, fine", _stripes, np.pi / 2, 4.2),
-    ("standing stripes, coarse", _stripes, np.pi / 2, 9.0),
-    ("leaning stripes, fine", _stripes, np.pi / 4, 4.2),
-    ("leaning stripes, coarse", _stripes, np.pi / 4, 9.0),
-    ("board", _board, 0.0, 9.0),
-    ("spots", _spots, 0.0, 8.0),
-    ("rings", _rings, 0.0, 6.5),
-    ("rays", _rays, 0.0, 8.0),
+KINDS: tuple[tuple[Wave, float, float], ...] = (
+    (_stripes, 0.0, 4.2),  # horizontal
+    (_stripes, 0.0, 9.0),
+    (_stripes, np.pi / 2, 4.2),  # vertical
+    (_stripes, np.pi / 2, 9.0),
+    (_stripes, np.pi / 4, 4.2),  # diagonal
+    (_stripes, np.pi / 4, 9.0),
+    (_chequerboard, 0.0, 9.0),
+    (_spots, 0.0, 8.0),
+    (_rings, 0.0, 6.5),
+    (_rays, 0.0, 8.0),
 )
-# Patterns with a centre show it in the picture; others show any part.
-CENTRED = np.array([wave in (_rings, _rays) for _, wave, _, _ in KINDS])
+WAVES, ANGLES, WAVELENGTHS = zip(*KINDS, strict=True)
+# Patterns with a centre show it in the image; others show any part.
+CENTRED = np.array([wave in (_rings, _rays) for wave in WAVES])
 
 
 def draw(count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
@@ -76,23 +77,23 @@ def draw(count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
 def _patterns(rng: np.random.Generator, kinds: np.ndarray) -> np.ndarray:
     """Return one pattern an image, float32 [n, 32, 32] from -1 to 1."""
     count = len(kinds)
-    angle = np.array([kind[2] for kind in KINDS])[kinds] + rng.uniform(-TURN, TURN, count)
+    angle = np.array(ANGLES)[kinds] + rng.uniform(-TURN, TURN, count)
     # As many lean to one side as to the other.
     angle = np.where(rng.random(count) < 0.5, angle, -angle)
-    frequency = 2 * np.pi / (np.array([kind[3] for kind in KINDS])[kinds] * rng.uniform(*SCALE, count))
+    frequency = 2 * np.pi / (np.array(WAVELENGTHS)[kinds] * rng.uniform(*SCALE, count))
     shift = np.where(CENTRED[kinds], rng.uniform(-6, 6, (2, count)), rng.uniform(-SIDE, SIDE, (2, count)))
     hardness = rng.uniform(*HARDNESS, count)
 
     axis = np.arange(SIDE, dtype=np.float32) - (SIDE - 1) / 2
-    y = axis[np.newaxis, :, np.newaxis] - _each(shift[0])
-    x = axis[np.newaxis, np.newaxis, :] - _each(shift[1])
-    cos, sin = _each(np.cos(angle) * frequency), _each(np.sin(angle) * frequency)
+    y = axis[np.newaxis, :, np.newaxis] - _per_image(shift[0])
+    x = axis[np.newaxis, np.newaxis, :] - _per_image(shift[1])
+    cos, sin = _per_image(np.cos(angle) * frequency), _per_image(np.sin(angle) * frequency)
     across, down = cos * x + sin * y, cos * y - sin * x
     values = np.empty((count, SIDE, SIDE), np.float32)
-    for kind, (_, wave, _, _) in enumerate(KINDS):
-        of_kind = kinds == kind
-        values[of_kind] = wave(across[of_kind], down[of_kind])
-    return np.asarray(np.tanh(values * _each(hardness)))
+    for kind, wave in enumerate(WAVES):
+        is_kind = kinds == kind
+        values[is_kind] = wave(across[is_kind], down[is_kind])
+    return np.asarray(np.tanh(values * _per_image(hardness)))
 
 
 def _coloured(rng: np.random.Generator, patterns: np.ndarray) -> np.ndarray:
@@ -102,12 +103,12 @@ def _coloured(rng: np.random.Generator, patterns: np.ndarray) -> np.ndarray:
     step = rng.uniform(*CONTRAST, (count, 1, 1, 3)) / 2 * rng.choice([-1, 1], (count, 1, 1, 3))
     slope = rng.uniform(-LIGHT, LIGHT, (2, count))
     axis = np.linspace(-1, 1, SIDE, dtype=np.float32)
-    light = _each(slope[0]) * axis[np.newaxis, :, np.newaxis] + _each(slope[1]) * axis[np.newaxis, np.newaxis, :]
+    light = _per_image(slope[0]) * axis[np.newaxis, :, np.newaxis] + _per_image(slope[1]) * axis[np.newaxis, np.newaxis, :]
     grain = rng.standard_normal((count, SIDE, SIDE, 3), np.float32) * rng.uniform(*GRAIN, (count, 1, 1, 1)).astype(np.float32)
     images = middle.astype(np.float32) + step.astype(np.float32) * patterns[..., np.newaxis] + light[..., np.newaxis] + grain
     return np.asarray(np.clip(images, 0, 255).astype(np.uint8))
 
 
-def _each(values: np.ndarray) -> np.ndarray:
+def _per_image(values: np.ndarray) -> np.ndarray:
     """Return one value an image, to be combined with images [n, rows, columns]."""
     return values.astype(np.float32)[:, np.newaxis, np.newaxis]

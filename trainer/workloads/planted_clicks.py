@@ -100,8 +100,8 @@ def log_odds(features: Features) -> tf.Tensor:
     one, other = (_standardized(tf.gather(keys, column, axis=1), _FACTORS) for column in PRODUCT)
     weights = tf.constant(np.resize([1.0, -1.0], NUMBERS), tf.float64)
     logs = tf.math.log1p(tf.cast(features["numbers"], tf.float64)) * (2 / _LOG_RANGE) - 1
-    of_ids = ID_EFFECT * tf.reduce_sum(_standardized(keys, _EFFECTS), 1)
-    return cast("tf.Tensor", BIAS + of_ids + PRODUCT_EFFECT * one * other + NUMBER_EFFECT * tf.reduce_sum(weights * logs, 1))
+    id_effect = ID_EFFECT * tf.reduce_sum(_standardized(keys, _EFFECTS), 1)
+    return cast("tf.Tensor", BIAS + id_effect + PRODUCT_EFFECT * one * other + NUMBER_EFFECT * tf.reduce_sum(weights * logs, 1))
 
 
 @functools.cache

@@ -1,4 +1,4 @@
-"""The random numbers of a user's data functions: the same in each call, task and attempt, so that a split in two functions is one split."""
+"""Seeds the user's data functions identically in each call, task and attempt, so that `train_data` and `eval_data` can split one set."""
 
 import random
 from collections.abc import Iterator
@@ -25,7 +25,7 @@ class _Counter:
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Let Python, NumPy, Keras and TensorFlow draw by `seed` inside, from its first number on, and afterwards continue as before."""
+    """Seed Python, NumPy, Keras and TensorFlow inside the block; restore their states afterwards."""
     tensorflow = context()
     states = random.getstate(), np.random.get_state()  # noqa: NPY002 - the state that users draw from
     generator = global_state.get_global_attribute(GLOBAL_SEED_GENERATOR)

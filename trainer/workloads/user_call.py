@@ -49,7 +49,7 @@ def call(function: Callable[..., Any], arguments: CallArguments) -> Any:
             keywords[parameter.name] = values[parameter.name]
         elif parameter.default is parameter.empty:
             raise WorkloadError(
-                f"train.workload {arguments.workload}: {where(function)} requires {parameter.name!r}, which is not given. "
+                f"train.workload {arguments.workload}: {described(function)} requires {parameter.name!r}, which is not given. "
                 f"Set train.params.{parameter.name}, give it a default, or take one of {', '.join(_RESERVED)}."
             )
     return function(*positional, **keywords)
@@ -77,7 +77,7 @@ def check_params(functions: Iterable[Any], arguments: CallArguments) -> None:
             raise WorkloadError(f"train.params.{name}: no function of {arguments.workload} takes an argument {name!r}; {remedy}")
 
 
-def where(function: Callable[..., Any]) -> str:
+def described(function: Callable[..., Any]) -> str:
     """Return a function's name and location, for messages."""
     function = function.func if isinstance(function, functools.partial) else function
     code = getattr(inspect.unwrap(function), "__code__", None)

@@ -3,12 +3,12 @@
 from typing import TYPE_CHECKING, Any
 
 from trainer.workloads.errors import WorkloadError
-from trainer.workloads.user_call import CallArguments, call, where
+from trainer.workloads.user_call import CallArguments, call, described
 
 if TYPE_CHECKING:
     import keras
 
-NAME = "callbacks"
+CALLBACKS = "callbacks"
 
 
 class UserCallbacks:
@@ -30,7 +30,7 @@ class UserCallbacks:
             return []
         value = call(source, self._arguments) if callable(source) and not isinstance(source, keras.callbacks.Callback | type) else source
         callbacks = [value] if isinstance(value, keras.callbacks.Callback) else value
-        name = f"train.workload {self._arguments.workload}: {where(source) if callable(source) else NAME}"
+        name = f"train.workload {self._arguments.workload}: {described(source) if callable(source) else CALLBACKS}"
         if not isinstance(callbacks, list | tuple):
             raise WorkloadError(f"{name} gives {type(value).__name__}; expected a list of Keras callbacks, or a function that returns one")
         for index, callback in enumerate(callbacks):

@@ -16,7 +16,7 @@ from trainer.workloads.class_weight import ClassWeight
 from trainer.workloads.errors import WorkloadError
 from trainer.workloads.protocol import Shard
 from trainer.workloads.seeding import seeded
-from trainer.workloads.user_call import CallArguments, call, where
+from trainer.workloads.user_call import CallArguments, call, described
 
 _EXPECTED = "expected arrays (inputs, targets) or (inputs, targets, sample_weights), or a tf.data.Dataset of such examples"
 _PARTS = (2, 3)  # inputs, targets and optional sample weights
@@ -31,9 +31,9 @@ class UserData:
     def __init__(
         self, source: Any, arguments: CallArguments, name: str, class_weight: ClassWeight | None = None, training: "UserData | None" = None
     ) -> None:
-        """`training` are the examples that are not to be among these."""
+        """`training`: the training set, with which these examples must not overlap."""
         self._source, self._arguments, self._class_weight = source, arguments, class_weight
-        self._name = f"{name} of {arguments.workload}: {where(source)}" if callable(source) else f"{name} of {arguments.workload}"
+        self._name = f"{name} of {arguments.workload}: {described(source)}" if callable(source) else f"{name} of {arguments.workload}"
         self._arrays: tuple[Any, ...] | None = None
         self.inputs: list[np.ndarray] = []  # if they are arrays
         self._properties: pipeline.DatasetProperties | None = None
@@ -106,6 +106,7 @@ class UserData:
             return call(self._source, self._arguments)
 
     def _inspect(self, value: Any) -> None:
+        """Set the arrays, or the properties of a Dataset, and what follows from them. Raises WorkloadError if the form is wrong."""
         if isinstance(value, tf.data.Dataset):
             spec = value.element_spec
             if not isinstance(spec, tuple) or len(spec) not in _PARTS:
@@ -185,7 +186,7 @@ class UserData:
                 )
         try:
             # The function is called each time: a Dataset with a shuffle has another order each time that it is read, so a split by .take and .skip would be another.
-            examples = pipeline.uncached(pipeline.examples_of(self._value()), properties)  # before the weights come after it
+            examples = pipeline.uncached(pipeline.examples_of(self._value()), properties)  # before the `map` that adds weights
         except ValueError as error:
             if "larger than 2GB" not in str(error):
                 raise

@@ -19,7 +19,7 @@ def draws(seed: int, first: int, count: int) -> np.ndarray:
     return result
 
 
-def test_shape_type_and_standardisation() -> None:
+def test_shape_type_and_standardization() -> None:
     images = distorted(PICTURES)
     assert (images.shape, images.dtype.name) == ((6, 24, 24, 3), "float32")
     np.testing.assert_allclose(images.mean(axis=(1, 2, 3)), 0, atol=1e-5)

@@ -76,14 +76,14 @@ def test_it_computes_the_same_as_the_published_layers(model: keras.Model) -> Non
     k1, b1, k2, b2, w3, b3, w4, b4, w5, b5 = (variable.value for variable in model.trainable_variables)
     images = tf.random.stateless_normal([3, 24, 24, 3], seed=[1, 2])
 
-    def normalised(values: tf.Tensor) -> tf.Tensor:
+    def normalized(values: tf.Tensor) -> tf.Tensor:
         return tf.nn.lrn(values, 4, bias=1.0, alpha=0.001 / 9, beta=0.75)
 
     def pooled(values: tf.Tensor) -> tf.Tensor:
         return tf.nn.max_pool2d(values, 3, 2, "SAME")
 
-    values = normalised(pooled(tf.nn.relu(tf.nn.conv2d(images, k1, 1, "SAME") + b1)))
-    values = pooled(normalised(tf.nn.relu(tf.nn.conv2d(values, k2, 1, "SAME") + b2)))
+    values = normalized(pooled(tf.nn.relu(tf.nn.conv2d(images, k1, 1, "SAME") + b1)))
+    values = pooled(normalized(tf.nn.relu(tf.nn.conv2d(values, k2, 1, "SAME") + b2)))
     values = tf.nn.relu(tf.reshape(values, [3, -1]) @ w3 + b3)
     values = tf.nn.relu(values @ w4 + b4) @ w5 + b5
     np.testing.assert_allclose(model(images), values, rtol=1e-4, atol=1e-5)

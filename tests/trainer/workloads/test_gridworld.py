@@ -104,7 +104,7 @@ def test_the_same_seed_gives_the_same_game_and_another_seed_another_game() -> No
 
 def test_the_picture_shows_the_board_pixel_for_pixel() -> None:
     boards = gridworld.reset(40, seed(7))
-    seen = gridworld.pictures(gridworld.small_pictures(boards))
+    seen = gridworld.images(gridworld.small_images(boards))
     assert (seen.shape, seen.dtype) == ((40, 84, 84, 3), tf.uint8)
     for i in range(40):
         assert (seen[i].numpy() == reference_picture(int(boards.hero[i]), boards.things[i].numpy().tolist())).all()

@@ -26,8 +26,8 @@ def agent(**params: Any) -> GridworldDqn:
     return GridworldDqn(params={**SMALL, **params}, data="synthetic", seed=3)
 
 
-def small_pictures(games: Any) -> tf.Tensor:
-    return gridworld.small_pictures(Boards(tf.constant(games[:, 0], tf.int32), tf.constant(games[:, 1:], tf.int32)))
+def small_images(games: Any) -> tf.Tensor:
+    return gridworld.small_images(Boards(tf.constant(games[:, 0], tf.int32), tf.constant(games[:, 1:], tf.int32)))
 
 
 def play(player: GridworldDqn, weights: list[tf.Tensor], moves: int, epsilon: float, count: int = 10, first: int = 0) -> Rows:
@@ -45,8 +45,8 @@ def weights_of(network: DuelingNetwork) -> list[tf.Tensor]:
 def test_the_network_equals_convolutions_over_the_whole_picture() -> None:
     network = DuelingNetwork([4, 6, 8], 16)
     conv1, conv2, conv3, conv4, advantage, value = weights_of(network)
-    small = gridworld.small_pictures(gridworld.reset(20, tf.constant([1, 2])))
-    seen: Any = tf.cast(gridworld.pictures(small), tf.float32) / 255
+    small = gridworld.small_images(gridworld.reset(20, tf.constant([1, 2])))
+    seen: Any = tf.cast(gridworld.images(small), tf.float32) / 255
     assert seen.shape == (20, 84, 84, 3)
     for kernel, stride in ((conv1, 4), (conv2, 2), (conv3, 1), (conv4, 1)):
         seen = tf.nn.relu(tf.nn.conv2d(seen, kernel, stride, "VALID"))
@@ -92,7 +92,7 @@ def test_moves_follow_one_another_by_the_rules_and_episodes_have_fifty(player: G
 def test_a_move_that_is_not_random_is_the_best_action(player: GridworldDqn) -> None:
     model = player.model()
     rows = play(player, weights_of(model.online), 20, 0.0).reshape(200, -1)
-    assert (rows[:, BOARD] == np.argmax(model.online(small_pictures(rows[:, :BOARD])), 1)).all()
+    assert (rows[:, BOARD] == np.argmax(model.online(small_images(rows[:, :BOARD])), 1)).all()
     random = play(player, weights_of(model.online), 200, 1.0)[..., BOARD]
     assert np.bincount(random.ravel()).min() > 500 - 5 * 500**0.5  # of 2,000, each action a quarter
 
@@ -101,7 +101,7 @@ def test_the_measures_are_the_reward_of_an_episode_and_the_best_actions_value(pl
     model = player.model()
     games, seed = player.reset(10, player=0, step=0)
     _, rows, sums = player._play(weights_of(model.online), games, tf.constant(0), tf.constant(30), tf.constant(0.3), seed)
-    values = model.online(small_pictures(rows.numpy()[:, :BOARD]))
+    values = model.online(small_images(rows.numpy()[:, :BOARD]))
     assert sums.numpy() == pytest.approx([50 * rows.numpy()[:, BOARD + 1].sum(), np.max(values, 1).sum()], rel=1e-4)
 
 
@@ -127,7 +127,7 @@ def test_an_update_moves_values_towards_the_double_q_target_and_the_target_netwo
     row = play(player, weights_of(model.online), 1, 1.0)[0, :1]
     # The same move four thousand times, so that each draw from the replay is known.
     rows = np.repeat(row, 4000, axis=0)
-    before, after = small_pictures(row[:, :BOARD]), small_pictures(row[:, BOARD + 2 :])
+    before, after = small_images(row[:, :BOARD]), small_images(row[:, BOARD + 2 :])
     best = int(np.argmax(model.online(after)[0]))
     goal = row[0, BOARD + 1] + 0.9 * float(model.target(after)[0, best])
     error = goal - float(model.online(before)[0, row[0, BOARD]])

@@ -1,4 +1,4 @@
-"""Local response normalisation equals TensorFlow's own, forwards and backwards."""
+"""Local response normalization equals TensorFlow's own, forwards and backwards."""
 
 import keras
 import numpy as np

@@ -226,14 +226,14 @@ def test_a_reader_caches_its_own_examples_or_all_if_they_are_random(is_random: b
 
 
 def test_examples_that_stay_the_same_are_cached_whatever_computes_them() -> None:
-    normalised, table = keras.layers.Normalization(), keras.layers.IntegerLookup(vocabulary=list(range(12)))
-    normalised.adapt(np.arange(12.0)[:, np.newaxis])
+    normalized, table = keras.layers.Normalization(), keras.layers.IntegerLookup(vocabulary=list(range(12)))
+    normalized.adapt(np.arange(12.0)[:, np.newaxis])
     weights = tf.Variable([[2.0], [3.0]])
 
     def computed(inputs: tf.Tensor, targets: tf.Tensor) -> tuple[Any, Any]:
         tf.debugging.assert_non_negative(inputs)
         row = tf.cond(targets > 3, lambda: tf.gather(weights, 0), lambda: tf.gather(weights, 1))
-        return normalised(inputs) + row, table(targets)
+        return normalized(inputs) + row, table(targets)
 
     assert pipeline.inspect(examples(12).shuffle(12).map(computed), "train_data").may_cache
 

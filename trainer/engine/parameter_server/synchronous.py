@@ -1,4 +1,4 @@
-"""Synchronous training on parameter servers with back-up workers: a step applies the mean of its first `replicas_to_aggregate` gradients."""
+"""Synchronous training on parameter servers with backup workers: a step applies the mean of its first `replicas_to_aggregate` gradients."""
 
 import math
 import time
