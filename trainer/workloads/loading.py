@@ -59,6 +59,7 @@ def load_agent(train: Train) -> Agent | None:
 
 
 def _construct(cls: Any, target: str, train: Train) -> Any:
+    """Return an object of the class. Raises WorkloadError, which names the arguments, if it cannot be constructed."""
     try:
         return cls(params=train.params, data=train.data, seed=train.seed)
     except WorkloadError:
