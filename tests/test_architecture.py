@@ -132,6 +132,12 @@ def test_the_trainer_does_not_import_the_launcher() -> None:
     assert wrong == []
 
 
+def test_only_the_command_line_imports_the_command_line() -> None:
+    others = [(module, tree) for module, tree in modules("launcher") if not within(module, "launcher.cli") and module != "launcher.__main__"]
+    wrong = [f"{module} imports {name}" for module, tree in others for name in imports(tree) if within(name, "launcher.cli")]
+    assert wrong == []
+
+
 def test_these_modules_import_nothing_heavy() -> None:
     light = [*PARENT, "launcher.__main__", "launcher.spec.loader", "launcher.plan.planner", "launcher.backend.model"]
     checks = [f"import {module}\nassert not {{*{HEAVY}}} & sys.modules.keys(), {module!r}" for module in light]

@@ -67,8 +67,8 @@ def _objects_diff(file: Path, set_options: Sequence[str], target: Target, runs: 
 def _spec_diff(file: Path, set_options: Sequence[str], target: Target, runs: Path, cluster: ClusterRef) -> tuple[dict[str, Any], list[str]]:
     """Return the changes of a spec since its run was last started: for `--json`, and as a table."""
     from launcher.cli.backends import open_backend
-    from launcher.cli.planning import plan_file
     from launcher.cli.resume import change_table, changed, previous_status
+    from launcher.plan.spec_file import plan_file
 
     spec, plan = plan_file(file, set_options, target, runs)
     backend = open_backend(target, runs, cluster)

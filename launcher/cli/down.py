@@ -12,10 +12,10 @@ import typer
 from launcher.backend.model import Backend, ClusterRef
 from launcher.backend.registry import in_namespaces
 from launcher.cli import owners, streams
-from launcher.cli.formats import count
 from launcher.cli.options import Context, Json, Name, Namespace, OnRun, Runs
 from launcher.cli.run_lookup import DEFAULT_RUNS, relative_path
 from launcher.errors import LauncherError, UsageError
+from launcher.formats import count
 from launcher.runs.status import ENDED, RunStatus, State
 
 EXAMPLES = (
@@ -83,7 +83,7 @@ def _down_finished(
 ) -> None:
     """Remove what the user's ended runs left; with `older`, only runs whose end is known and longer ago."""
     from launcher.cli.backends import known_runs, selected_backend_name
-    from launcher.cli.formats import parse_duration_option
+    from launcher.formats import parse_duration_option
 
     on = selected_backend_name(on, cluster)
     before = time.time() - parse_duration_option(older, "--older") if older is not None else None

@@ -10,8 +10,9 @@ from typing import Annotated
 
 import typer
 
+from launcher import formats
 from launcher.backend.model import ClusterRef
-from launcher.cli import formats, unpacking
+from launcher.cli import unpacking
 from launcher.cli.interrupts import exit_on_signals
 from launcher.cli.options import Context, Json, Name, Namespace, OnRun, Runs
 from launcher.cli.run_lookup import DEFAULT_RUNS, relative_path

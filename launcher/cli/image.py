@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from launcher.cli.formats import decimal_size, duration
 from launcher.cli.options import Json
+from launcher.formats import decimal_size, duration
 
 if TYPE_CHECKING:
     from launcher.image_build.build import BuildRequest

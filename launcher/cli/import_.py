@@ -10,10 +10,10 @@ from typing import Annotated
 import typer
 
 from launcher.cli import output_file, streams
-from launcher.cli.formats import count
 from launcher.cli.options import Json
 from launcher.errors import SpecError
 from launcher.files import write
+from launcher.formats import count
 from launcher.tfjob.convert import Conversion
 
 EXAMPLES = (

@@ -12,7 +12,8 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from launcher.cli import formats, measures, task_rows
+from launcher import formats
+from launcher.cli import measures, task_rows
 from launcher.cli.output_lines import LAUNCHER_NOTE, is_noise, shown
 from launcher.cli.prefixes import Prefixes
 from launcher.cli.tables import fact_lines, grid

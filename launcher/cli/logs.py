@@ -10,8 +10,9 @@ from typing import Annotated
 
 import typer
 
+from launcher import formats
 from launcher.backend.model import ClusterRef
-from launcher.cli import formats, output_lines
+from launcher.cli import output_lines
 from launcher.cli.options import Context, Json, Name, Namespace, OnRun, Runs, complete_index, complete_role
 from launcher.cli.run_lookup import DEFAULT_RUNS
 from launcher.errors import UsageError

@@ -3,9 +3,9 @@
 import json
 import sys
 
+from launcher import formats
 from launcher.backend.model import ClusterRef
 from launcher.backend.registry import DEFAULT, cluster_backend, in_namespaces
-from launcher.cli import formats
 from launcher.cli.options import Context, Json, Namespace, OnListed, Runs
 from launcher.cli.run_lookup import DEFAULT_RUNS, command, listing_scope, runs_directory
 from launcher.runs.status import ENDED, RunStatus

@@ -1,7 +1,6 @@
 """Progress and metrics of a run as text for people; measures of training and of evaluations are distinguished."""
 
-from launcher import timestamps
-from launcher.cli import formats
+from launcher import formats, timestamps
 from launcher.runs.status import ENDED, RunStatus
 
 EVALUATION = "evaluation"

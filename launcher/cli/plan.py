@@ -7,11 +7,11 @@ from typing import Annotated
 import typer
 
 from launcher.backend.registry import DEFAULT
-from launcher.cli.formats import binary_size
 from launcher.cli.options import Json, On, Runs, Set, SpecFile, complete_task
 from launcher.cli.run_lookup import DEFAULT_RUNS, relative_path
 from launcher.errors import check_tasks
 from launcher.files import json_object
+from launcher.formats import binary_size
 from launcher.plan import role_rules
 from launcher.plan.models import Plan, Task
 from launcher.plan.plan_json import to_document
@@ -38,7 +38,7 @@ def plan(
 ) -> None:
     """Show a spec's plan: tasks, addresses, resources, TF_CONFIG."""
     from launcher.cli.backends import check_backend
-    from launcher.cli.planning import plan_file
+    from launcher.plan.spec_file import plan_file
 
     _, planned = plan_file(file, set_options or [], check_backend(on), runs)
     if task is not None:

@@ -44,7 +44,7 @@ def render(
     as_json: Json = False,
 ) -> None:
     """Write a spec for Docker Compose or Kubernetes, to run by itself."""
-    from launcher.cli.planning import plan_file
+    from launcher.plan.spec_file import plan_file
     from launcher.spec import role_programs
 
     render_target = target(to)

@@ -9,8 +9,9 @@ from rich.console import Console
 from rich.padding import Padding
 from rich.text import Text
 
+from launcher import formats
 from launcher.backend.model import Backend
-from launcher.cli import formats, measures
+from launcher.cli import measures
 from launcher.cli.output_lines import LAUNCHER_NOTE, event_in
 from launcher.cli.run_lookup import command, relative_path
 from launcher.cli.tables import fact_lines

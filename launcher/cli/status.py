@@ -9,8 +9,9 @@ import typer
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
+from launcher import formats
 from launcher.backend.model import Backend, ClusterRef
-from launcher.cli import formats, measures, task_rows
+from launcher.cli import measures, task_rows
 from launcher.cli.options import Context, Json, Name, Namespace, OnRun, Runs
 from launcher.cli.prefixes import Prefixes
 from launcher.cli.run_lookup import DEFAULT_RUNS, relative_path

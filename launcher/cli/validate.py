@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from launcher.cli.formats import count
 from launcher.cli.options import Json, Set
 from launcher.errors import Problem, SpecError
+from launcher.formats import count
 from launcher.plan.target_rules import TARGET_RULES
 from launcher.spec.models import ClusterSpec
 from launcher.spec.names import can_be_secret

@@ -41,7 +41,7 @@ def wait(
     """Wait until a run has ended; its result is the exit code."""
     from rich.console import Console
 
-    from launcher.cli import formats
+    from launcher import formats
     from launcher.cli.backends import open_run
     from launcher.cli.results import EXIT_CODES, show_summary, summary
 

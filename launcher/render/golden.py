@@ -4,7 +4,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from launcher.cli.planning import plan_file
+from launcher.plan.spec_file import plan_file
 from launcher.render.targets import RENDER_TARGETS, RenderSource
 
 ROOT = Path(__file__).parents[2]

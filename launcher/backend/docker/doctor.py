@@ -7,8 +7,8 @@ from launcher import docker_cli, images
 from launcher.backend.check_results import CheckRequest, CheckResult, error_result, ok, problem, warning
 from launcher.backend.docker.engine import compose_version, endpoint
 from launcher.backend.docker.preparation import check_directories
-from launcher.cli.formats import decimal_size
 from launcher.errors import LauncherError
+from launcher.formats import decimal_size
 from launcher.spec.models import ClusterSpec
 from launcher.spec.role_programs import roles_of
 

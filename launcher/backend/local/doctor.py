@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from launcher.backend.check_results import CheckRequest, CheckResult, ok, problem, warning
-from launcher.cli.formats import binary_size, decimal_size
 from launcher.files import is_directory
+from launcher.formats import binary_size, decimal_size
 from launcher.plan.machine import detect
 from launcher.runs import os_errors
 from launcher.spec.role_programs import roles_of

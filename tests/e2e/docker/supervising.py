@@ -12,8 +12,8 @@ import yaml
 
 from launcher.backend.docker.engine import Engine, endpoint
 from launcher.backend.docker.run_containers import RunContainers
-from launcher.cli.planning import plan_file
 from launcher.plan.models import Plan
+from launcher.plan.spec_file import plan_file
 from launcher.render.compose import render
 from launcher.render.labels import TENSORBOARD
 from launcher.render.targets import RenderSource

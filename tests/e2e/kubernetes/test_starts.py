@@ -10,7 +10,7 @@ import pytest
 from launcher.backend.kubernetes import run_record
 from launcher.backend.kubernetes.client import Cluster
 from launcher.backend.kubernetes.errors import TransientError
-from launcher.cli.planning import plan_file
+from launcher.plan.spec_file import plan_file
 from launcher.render.kubernetes import manifests
 from launcher.render.targets import RenderSource
 from tests.e2e.kubernetes.cluster import Namespace, until

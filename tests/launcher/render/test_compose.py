@@ -12,9 +12,9 @@ import pytest
 import yaml
 
 from launcher import images
-from launcher.cli.planning import plan_file
 from launcher.errors import UsageError
 from launcher.plan import container_paths
+from launcher.plan.spec_file import plan_file
 from launcher.render import compose, parent_file
 from launcher.render.targets import RenderSource
 from tests.golden_messages import Golden

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import yaml
 
-from launcher.cli.planning import plan_file
 from launcher.errors import UsageError
 from launcher.images import all_for
 from launcher.plan.models import Target
+from launcher.plan.spec_file import plan_file
 from launcher.render.kubernetes import manifests
 from launcher.render.targets import RenderSource, target
 from launcher.spec.role_programs import sets_variables

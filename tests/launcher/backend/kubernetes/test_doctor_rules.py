@@ -15,9 +15,9 @@ from launcher.backend.kubernetes import diagnosis, doctor, helper_pod
 from launcher.backend.kubernetes.client import Cluster
 from launcher.backend.kubernetes.doctor import _JOBSET_RULE, ATTENDANT_RULES, RULES
 from launcher.backend.kubernetes.helper_pod import FailedPodError
-from launcher.cli.planning import plan_file
 from launcher.images import spec_image
 from launcher.plan.container_paths import CONTAINER_RUNS
+from launcher.plan.spec_file import plan_file
 from launcher.render.kubernetes import manifests
 from launcher.render.kubernetes.objects import Run
 from launcher.spec.models import ClusterSpec

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from launcher.cli.planning import plan_file
+from launcher.plan.spec_file import plan_file
 from launcher.render.kubernetes import manifests
 from launcher.render.kubernetes.objects import Run
 from launcher.render.targets import RenderSource, target

@@ -11,8 +11,8 @@ import pytest
 import yaml
 
 from launcher.cli.main import run
-from launcher.cli.planning import plan_file
 from launcher.errors import LauncherError, UsageError
+from launcher.plan.spec_file import plan_file
 from launcher.render import parent_file
 from tests.launcher.render.kubernetes.conftest import CLUSTER, HEAD, TRAIN, Objects, Rendered, cluster_name, container, pod, pods
 from trainer.exit_codes import ExitCode

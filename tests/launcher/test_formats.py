@@ -2,7 +2,7 @@
 
 import pytest
 
-from launcher.cli import formats
+from launcher import formats
 from launcher.errors import UsageError
 from launcher.timestamps import rfc3339
 from tests.golden_messages import Golden

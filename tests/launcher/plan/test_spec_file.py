@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from launcher.cli.planning import plan_file
 from launcher.errors import UsageError
+from launcher.plan.spec_file import plan_file
 
 
 def digest(project: Path, code: str, data: str) -> str:
