@@ -279,9 +279,11 @@ def serve(path: str, preload: str) -> None:
         _serve_tests(path)
         return
     if preload == TENSORFLOW:
-        from trainer.task import ENVIRONMENT
+        from trainer.task import ENVIRONMENT_DEFAULTS
 
-        os.environ |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"} | {n: os.environ.get(n, v) for n, v in ENVIRONMENT.items()}
+        os.environ |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"} | {
+            n: os.environ.get(n, v) for n, v in ENVIRONMENT_DEFAULTS.items()
+        }
         for name in _TASK_IMPORTS:
             importlib.import_module(name)
         forked_python.draw_pictures()

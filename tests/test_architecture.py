@@ -133,7 +133,9 @@ def test_the_trainer_does_not_import_the_launcher() -> None:
 
 
 def test_only_the_command_line_imports_the_command_line() -> None:
-    others = [(module, tree) for module, tree in modules("launcher") if not within(module, "launcher.cli") and module != "launcher.__main__"]
+    others = [
+        (module, tree) for module, tree in modules("launcher") if not within(module, "launcher.cli") and module != "launcher.__main__"
+    ]
     wrong = [f"{module} imports {name}" for module, tree in others for name in imports(tree) if within(name, "launcher.cli")]
     assert wrong == []
 

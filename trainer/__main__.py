@@ -35,7 +35,7 @@ if typing.TYPE_CHECKING:
 
     Settings = Union[TrainerSettings, CommandSettings]
 
-_ENVIRONMENT = {
+_ENVIRONMENT_DEFAULTS = {
     "GRPC_FAIL_FAST": "use_caller",  # TensorFlow waits for peers that are not there yet
     "PYTHONUNBUFFERED": "1",  # what a killed attempt printed is not lost
 }
@@ -43,7 +43,7 @@ _ENVIRONMENT = {
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 # The shortest time, in seconds, of a stop that ends with 143. Kubernetes sets it: a pod that is evicted for using too much storage gets only 2 s,
 # and must not end with 143 in that time, or its eviction would look like a mere deletion and not count as a failure.
-_STOP_SECONDS = "TRAINER_STOP_SECONDS"
+_STOP_SECONDS_VARIABLE = "TRAINER_STOP_SECONDS"
 _MAX_STOP = 60
 _EXIT_DELAY = 1.0  # seconds; an engine on this machine reads a line of output in some milliseconds
 
@@ -53,9 +53,9 @@ def main(arguments: list[str] | None = None) -> int:
     # Process 1 of a container has no default action for a signal: one that comes during the imports below would be lost.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda _number, _frame: os._exit(ExitCode.STOPPED))
-    own, command = _split(sys.argv[1:] if arguments is None else arguments)
+    trainer_arguments, command = _split(sys.argv[1:] if arguments is None else arguments)
     parser = _parser()
-    options = parser.parse_args(own)
+    options = parser.parse_args(trainer_arguments)
     if options.health:
         return _health()
     if options.events:
@@ -146,7 +146,7 @@ def _run(options: argparse.Namespace, command: list[str] | None) -> int:
         problems += error.problems
     settings = _settings(options.settings, command, problems)
     if not problems:
-        problems += _misuse(task, settings, command)
+        problems += _problems_together(task, settings, command)
     lifeline, stop_seconds = _lifeline(problems), _stop_seconds(problems)
     if problems:
         print("\n".join(f"trainer: {problem}" for problem in problems), file=sys.stderr, flush=True)
@@ -210,7 +210,7 @@ def _settings(path: str | None, command: list[str] | None, problems: list[str]) 
 
             return validated(*document)
         if path:
-            os.environ[command_settings.VARIABLE] = json.dumps(document[0])  # the program gets them unchanged
+            os.environ[command_settings.SETTINGS_VARIABLE] = json.dumps(document[0])  # the program gets them unchanged
         return command_settings.settings_of(*document)
     except ConfigurationError as error:
         problems += error.problems
@@ -221,7 +221,7 @@ def _settings(path: str | None, command: list[str] | None, problems: list[str]) 
     return None
 
 
-def _misuse(task: TaskConfig, settings: Settings | None, command: list[str] | None) -> list[str]:
+def _problems_together(task: TaskConfig, settings: Settings | None, command: list[str] | None) -> list[str]:
     """Return why valid settings and a command cannot be run together or in this cluster."""
     from importlib.util import find_spec
 
@@ -265,27 +265,27 @@ def _lifeline(problems: list[str]) -> int | None:
 
 def _stop_seconds(problems: list[str]) -> float:
     """Return TRAINER_STOP_SECONDS, 0 if it is not set."""
-    text = os.environ.get(_STOP_SECONDS) or "0"
+    text = os.environ.get(_STOP_SECONDS_VARIABLE) or "0"
     with contextlib.suppress(ValueError):
         if 0 <= float(text) <= _MAX_STOP:
             return float(text)
-    problems.append(f"{_STOP_SECONDS} is {text!r}; expected seconds, 0 to {_MAX_STOP}; write 4, or unset the variable")
+    problems.append(f"{_STOP_SECONDS_VARIABLE} is {text!r}; expected seconds, 0 to {_MAX_STOP}; write 4, or unset the variable")
     return 0.0
 
 
 def _config(task: TaskConfig, settings: Settings | None, command: list[str] | None, lifeline: int | None) -> ParentConfig:
     from trainer.command_settings import CommandSettings
-    from trainer.parent_config import TRAINING, ParentConfig, StallPolicy, Timeouts
+    from trainer.parent_config import TRAINING_COMMAND, ParentConfig, StallPolicy, Timeouts
     from trainer.peers import required_peers, watched_chief, watched_workers
 
-    environment = {name: value for name, value in _ENVIRONMENT.items() if name not in os.environ}
+    environment = {name: value for name, value in _ENVIRONMENT_DEFAULTS.items() if name not in os.environ}
     if settings is not None and not isinstance(settings, CommandSettings):
         environment["RUN_DIR"] = os.environ.get("RUN_DIR") or settings.run_dir  # the user's callbacks write there
         # Settings that were left out stay left out: the training process fills in the workload's defaults.
         environment["TRAINER_SETTINGS"] = settings.model_dump_json(exclude_unset=True)
     strategy = settings.strategy if settings else guess_strategy(len(task.tasks()), has_ps="ps" in task.cluster)
     return ParentConfig(
-        command=tuple(command or TRAINING),
+        command=tuple(command or TRAINING_COMMAND),
         role=task.role,
         runs_built_in_trainer=not command,
         trains=not command and STRATEGIES[strategy].trains,
@@ -305,22 +305,22 @@ def _run_end_task(task: TaskConfig, settings: Settings) -> RunEndTask | None:
     from trainer import run_end
 
     rules = run_end.RunEndRules(**dict(settings.ending)) if settings.ending else None
-    own = run_end.run_end_task(
+    joined = run_end.run_end_task(
         rules,
         task,
         run=f"{settings.run}/{settings.spec_digest}",
         has_evaluator=settings.has_evaluator,
         unsupervised=tuple(settings.unsupervised or ()),
     )
-    return own and replace(own, orphan_timeout=settings.orphan_timeout, start_timeout=settings.start_timeout)
+    return joined and replace(joined, orphan_timeout=settings.orphan_timeout, start_timeout=settings.start_timeout)
 
 
 def _policy(task: TaskConfig, settings: Settings | None, command: list[str] | None) -> RestartPolicy:
     """Return how often the task is restarted. A task that saves or reads checkpoints recovers by a newer one, other tasks by time."""
     from trainer.restart_in_place import RestartPolicy
 
-    own: typing.Any = (settings.restarts or {}).get(task.role, {}) if settings else {}
-    policy = RestartPolicy(**{"max_restarts": settings.max_restarts, **dict(own)}) if settings else RestartPolicy()
+    role_rules: typing.Any = (settings.restarts or {}).get(task.role, {}) if settings else {}
+    policy = RestartPolicy(**{"max_restarts": settings.max_restarts, **dict(role_rules)}) if settings else RestartPolicy()
     saves = not command and settings is not None and STRATEGIES[settings.strategy].trains and (task.is_chief or task.role == "evaluator")
     return replace(policy, recovers_after=math.inf) if saves else policy
 

@@ -12,12 +12,12 @@ from pathlib import Path
 
 from trainer import captured_import, error_file, tracebacks
 from trainer.event_loop import EventLoop
-from trainer.events import EVENTS_FD
+from trainer.events import EVENTS_FD_VARIABLE
 from trainer.exit_codes import ExitCode
 from trainer.output import Output
 from trainer.parent_config import ParentConfig
 from trainer.process_group import kill_group, reap, spawn
-from trainer.stacks import SOCKET_ENV, Stacks
+from trainer.stacks import SOCKET_VARIABLE, Stacks
 
 
 def library_path() -> dict[str, str]:
@@ -59,11 +59,11 @@ class Child:
             if self._config.runs_built_in_trainer:
                 # TensorFlow writes a file for each function that it converts; a killed process does not remove them.
                 environment["TMPDIR"] = str(self._error_file.parent)
-        for name in ("TRAINER_LIFELINE", SOCKET_ENV):
+        for name in ("TRAINER_LIFELINE", SOCKET_VARIABLE):
             environment.pop(name, None)
         environment.update(self._stacks.environment(runs_built_in_trainer=self._config.runs_built_in_trainer))
         out = self._output
-        environment[EVENTS_FD] = str(out.events)
+        environment[EVENTS_FD_VARIABLE] = str(out.events)
         try:
             self.pid = spawn(
                 self._config.command,

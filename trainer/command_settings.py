@@ -20,7 +20,7 @@ from trainer.run_end import RunEndRules
 from trainer.strategies import Strategy
 from trainer.tf_config import ConfigurationError
 
-VARIABLE = "TRAINER_SETTINGS"
+SETTINGS_VARIABLE = "TRAINER_SETTINGS"
 
 
 @dataclass(frozen=True)
@@ -106,8 +106,8 @@ def load(path: str | None) -> tuple[Any, str] | None:
     if path:
         file = "/dev/stdin" if path == "-" else path
         return read_document(file), file
-    text = os.environ.get(VARIABLE)
-    return (parse_document(text), VARIABLE) if text else None
+    text = os.environ.get(SETTINGS_VARIABLE)
+    return (parse_document(text), SETTINGS_VARIABLE) if text else None
 
 
 def parse_document(text: str) -> Any:
@@ -115,7 +115,7 @@ def parse_document(text: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise ConfigurationError([f"{VARIABLE} is not valid JSON: {error}; correct it there"]) from None
+        raise ConfigurationError([f"{SETTINGS_VARIABLE} is not valid JSON: {error}; correct it there"]) from None
 
 
 def read_document(path: str) -> Any:

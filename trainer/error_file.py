@@ -1,6 +1,6 @@
 """The error file that a failing training process leaves for its parent: the error line, and a fingerprint that identifies the failure.
 
-After a lost peer the fingerprint is START_STEP and the step from which the attempt began; FINAL begins that of a failure that would come again.
+After a lost peer the fingerprint is START_STEP_PREFIX and the step from which the attempt began; FINAL_PREFIX begins that of a failure that would come again.
 
 TRAINER_ERROR_FILE has lines for people; the fingerprint is in a file beside it, which a user's own program does not write.
 """
@@ -13,9 +13,9 @@ from pathlib import Path
 
 VARIABLE = "TRAINER_ERROR_FILE"
 # Prefix of a fingerprint that has the cause why another attempt is useless.
-FINAL = "for good: "
-START_STEP = "start step "
-CODE_ENDED_PROCESS = f"{FINAL}the training process was ended from inside"
+FINAL_PREFIX = "for good: "
+START_STEP_PREFIX = "start step "
+CODE_ENDED_PROCESS = f"{FINAL_PREFIX}the training process was ended from inside"
 _MAX_LINE = 2000
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 # Errors of the class OSError that another attempt does not end: a file that is missing or not permitted.
-PERMANENT = frozenset({"FileNotFoundError", "PermissionError", "IsADirectoryError", "NotADirectoryError"})
+PERMANENT_OS_ERRORS = frozenset({"FileNotFoundError", "PermissionError", "IsADirectoryError", "NotADirectoryError"})
 # Paragraphs of a message with the location of an error: the headings and frames of AutoGraph, of graph errors and of Keras.
 _LOCATION = re.compile(
     r'in user code:|Graph execution error:|Detected at node|Original stack trace for|File "|(\w+: )?Exception encountered when calling'
@@ -24,10 +24,10 @@ def error_line(error: Exception) -> str:
 
     AutoGraph, graphs and Keras re-raise errors with lines of their own above the original message; the original one is returned.
     """
-    return line_of(type(error).__name__, str(error))
+    return exception_line(type(error).__name__, str(error))
 
 
-def line_of(kind: str, message: str) -> str:
+def exception_line(kind: str, message: str) -> str:
     """Return `Type: message`, the message cut to its first line, for an exception of the class named `kind`."""
     paragraphs = [part.strip() for part in re.split(r"\n\s*\n", _NOISE.sub("", message)) if part.strip()]
     paragraph = next((part for part in paragraphs if not _LOCATION.match(part)), "".join(paragraphs[:1]))

@@ -21,7 +21,7 @@ from trainer.stack_reading import Activity, no_progress_message
 Event = Dict[str, Any]
 
 EVENT_PREFIX = b'{"event":'  # how the line of an event begins
-EVENTS_FD = "TRAINER_EVENTS_FD"  # the pipe on which a training process writes its events, as JSON, for its parent to pass on
+EVENTS_FD_VARIABLE = "TRAINER_EVENTS_FD"  # the pipe on which a training process writes its events, as JSON, for its parent to pass on
 
 # kind -> its fields besides event, time and task, and its meaning.
 FIELDS: dict[str, str] = {
@@ -136,7 +136,7 @@ class Reporter:
 
 def _to_parent() -> Stream | None:
     """Return the pipe to the parent, None without one. Child processes do not inherit it."""
-    number = os.environ.pop(EVENTS_FD, "")
+    number = os.environ.pop(EVENTS_FD_VARIABLE, "")
     if not number.isdecimal():
         return None
     os.set_inheritable(int(number), False)
@@ -193,12 +193,12 @@ def first_step_message(seconds: float, activity: Activity) -> str:
     return "; it is ".join(filter(None, (text, str(activity))))
 
 
-def stalled(event: Event) -> str:
+def _stalled_message(event: Event) -> str:
     """Return the message of an event `stalled`."""
     return no_progress_message(event["seconds"], Activity(event["doing"], event["place"]))
 
 
-def _save_failed(event: Event) -> str:
+def _save_failed_message(event: Event) -> str:
     space = "" if event.get("free") is None else f" ({event['size']:,} bytes are to be saved, {event['free']:,} are free)"
     last = "nothing is saved yet" if event.get("saved") is None else f"the last checkpoint is of step {event['saved']}"
     return (
@@ -213,9 +213,9 @@ def render(event: Event) -> str:
     if kind == "progress":
         return _progress(event)
     if kind == "stalled":
-        return stalled(event)
+        return _stalled_message(event)
     if kind == "save_failed":
-        return _save_failed(event)
+        return _save_failed_message(event)
     if kind == "waiting" and not event["missing"]:
         return first_step_message(event["seconds"], Activity(event.get("doing", "unknown"), event.get("place", "")))
     if kind == "waiting":

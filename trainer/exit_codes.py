@@ -28,7 +28,7 @@ RestartWhen = Literal["always", "on_failure", "exit_code"]
 # Reactions to a task that makes no progress.
 OnStall = Literal["tell", "restart", "fail"]
 
-SIGKILL = SIGNAL_BASE + 9  # a shell's code for a process that was killed, for example out of memory
+SIGKILL_EXIT_CODE = SIGNAL_BASE + 9  # a shell's code for a process that was killed, for example out of memory
 
 MEANING: dict[int, str] = {
     ExitCode.DONE: "done",

@@ -67,9 +67,9 @@ def examine(proc: Path = _PROC) -> Health:
 
 def _training(proc: Path) -> _Process | None:
     """Return the process that this task's parent started last, None if none lives."""
-    own = os.environ.get("TF_CONFIG")
+    tf_config = os.environ.get("TF_CONFIG")
     started = {process.pid: process for process in _processes(proc) if "TRAINER_ATTEMPT" in process.environment}
-    first = [process for process in started.values() if process.parent not in started and process.environment.get("TF_CONFIG") == own]
+    first = [process for process in started.values() if process.parent not in started and process.environment.get("TF_CONFIG") == tf_config]
     return max(first, key=lambda process: process.pid, default=None)
 
 

@@ -88,11 +88,11 @@ class Output:
         self.on_event = on_event
         self.on_output: Callable[[], None] = lambda: None  # called when the program has written
         self._is_terminal = os.isatty(STDOUT)
-        self._pipe = None if self._is_terminal else _Pipe()
+        self._stdout_pipe = None if self._is_terminal else _Pipe()
         self._events = _Pipe()
-        self._errors = _Sink(STDERR) if not self._is_terminal and _is_separate_file(STDERR) else None
-        self._error_pipe = _Pipe() if self._errors else None
-        self._sink = _Sink(STDOUT)
+        self._stderr_sink = _Sink(STDERR) if not self._is_terminal and _is_separate_file(STDERR) else None
+        self._stderr_pipe = _Pipe() if self._stderr_sink else None
+        self._stdout_sink = _Sink(STDOUT)
         self._escaping = LineEscaper()
         self._partial = b""  # the incomplete line of an event
         self._loop: EventLoop | None = None
@@ -104,13 +104,13 @@ class Output:
     @property
     def stdout(self) -> int | None:
         """The program's stdout; None for this process's own."""
-        return self._pipe.writing if self._pipe else None
+        return self._stdout_pipe.writing if self._stdout_pipe else None
 
     @property
     def stderr(self) -> int | None:
         """The program's stderr; None for this process's own."""
-        if self._error_pipe:
-            return self._error_pipe.writing
+        if self._stderr_pipe:
+            return self._stderr_pipe.writing
         return self.stdout if not os.isatty(STDERR) else None
 
     @property
@@ -127,14 +127,14 @@ class Output:
     def write(self, text: str) -> None:
         """Write whole lines, after all that the program has written so far."""
         self._take(_MAX_QUEUED)
-        self._sink.add(self._escaping.end_line() + text.encode("utf-8", "backslashreplace"))
+        self._stdout_sink.add(self._escaping.end_line() + text.encode("utf-8", "backslashreplace"))
 
     def flush(self) -> None:
         """Write as much as possible without waiting; without a loop, which would write the rest, write all."""
         if self._loop is None:
-            self._sink.drain()
+            self._stdout_sink.drain()
         else:
-            self._sink.push()
+            self._stdout_sink.push()
             self._register()
 
     # For the parent
@@ -147,7 +147,7 @@ class Output:
     def detach(self) -> None:
         """Write the rest, in bounded time, and leave the loop."""
         self.take()
-        self._sink.add(self._escaping.release())
+        self._stdout_sink.add(self._escaping.release())
         if self._loop is not None:
             self._stop_reading()
             for sink in self._sinks():
@@ -168,10 +168,10 @@ class Output:
     # Inside
 
     def _sinks(self) -> list[_Sink]:
-        return [self._sink, self._errors] if self._errors else [self._sink]
+        return [self._stdout_sink, self._stderr_sink] if self._stderr_sink else [self._stdout_sink]
 
     def _pipes(self) -> list[_Pipe]:
-        return [pipe for pipe in (self._pipe, self._error_pipe, self._events) if pipe]
+        return [pipe for pipe in (self._stdout_pipe, self._stderr_pipe, self._events) if pipe]
 
     def _ready(self) -> None:
         self._take(_FULL)
@@ -183,21 +183,23 @@ class Output:
     def _take(self, most: int) -> None:
         """Read the program's output until `most` bytes wait to be written, or were read: a sink without a reader keeps none."""
         left = most
-        while self._pipe and left > 0 and self._sink.waiting < most and (read := self._pipe.read()):
+        while self._stdout_pipe and left > 0 and self._stdout_sink.waiting < most and (read := self._stdout_pipe.read()):
             left -= len(read)
-            self._sink.add(self._escaping.feed(read))
+            self._stdout_sink.add(self._escaping.feed(read))
             self.on_output()
-            if self._error_pipe is None:
+            if self._stderr_pipe is None:
                 self.tail = (self.tail + read)[-_TAIL:]
         left = most
-        while self._errors and self._error_pipe and left > 0 and self._errors.waiting < most and (read := self._error_pipe.read()):
+        while (
+            self._stderr_sink and self._stderr_pipe and left > 0 and self._stderr_sink.waiting < most and (read := self._stderr_pipe.read())
+        ):
             left -= len(read)
-            self._errors.add(read)
+            self._stderr_sink.add(read)
             self.on_output()
             self.tail = (self.tail + read)[-_TAIL:]
 
     def _take_events(self, most: float = _MAX_QUEUED) -> None:
-        while self._sink.waiting < most and (read := self._events.read()):
+        while self._stdout_sink.waiting < most and (read := self._events.read()):
             self._take(_MAX_QUEUED)  # output that was printed before an event comes before it
             *lines, partial = (self._partial + read).split(b"\n")
             self._partial = partial if len(partial) < _MAX_EVENT else b""

@@ -22,7 +22,7 @@ from trainer.output import Output
 from trainer.parent_config import ParentConfig
 from trainer.peers import MAX_LISTED, ConnectionProber, PeerWait, ReachabilityMonitor
 from trainer.restart_in_place import NoRestart, RestartHistory, RestartInPlace, cause_of, decide_restart
-from trainer.run_end import FAILED, FOLLOWERS_TIMEOUT, RUNNING, SUCCEEDED, Callbacks, RunEndClient, RunEndServer, RunEndTask, Status
+from trainer.run_end import FAILED, FOLLOWERS_TIMEOUT, RUNNING, SUCCEEDED, RunEndClient, RunEndServer, RunEndStatus, RunEndTask
 from trainer.stacks import Stacks
 from trainer.stalls import StallDetector
 
@@ -47,10 +47,10 @@ def run_parent(config: ParentConfig, report: Report, output: Output) -> int:
     Handles this process's signals and reaps its children while it runs. However it ends, all output of the training process is written, and
     its process group was killed. Only a process that is blocked on storage that does not answer survives even SIGKILL.
     """
-    with scratch.directory() as own, EventLoop() as loop:
+    with scratch.directory() as directory, EventLoop() as loop:
         try:
-            with contextlib.closing(Stacks(loop, own)) as stacks:
-                return _Parent(config, _ignoring_broken_output(report), loop, output, stacks, own).run()
+            with contextlib.closing(Stacks(loop, directory)) as stacks:
+                return _Parent(config, _ignoring_broken_output(report), loop, output, stacks, directory).run()
         finally:
             output.detach()
 
@@ -66,9 +66,9 @@ def _ignoring_broken_output(report: Report) -> Report:
 class _Parent:
     """The state of one task and its parent process."""
 
-    def __init__(self, config: ParentConfig, report: Report, loop: EventLoop, output: Output, stacks: Stacks, own: Path | None) -> None:
+    def __init__(self, config: ParentConfig, report: Report, loop: EventLoop, output: Output, stacks: Stacks, folder: Path | None) -> None:
         self._config, self._report, self._loop, self._output = config, report, loop, output
-        self._child = Child(config, loop, output, stacks, own, self._abandon)
+        self._child = Child(config, loop, output, stacks, folder, self._abandon)
         self._prober = ConnectionProber(loop)
         self._lifeline = config.lifeline  # None once it has closed
         self._attempt = 0
@@ -76,7 +76,7 @@ class _Parent:
         self._history = RestartHistory()
         self._newest_checkpoint = -1  # step of the newest checkpoint that this task knows
         self._recovery: Timer | None = None
-        self._backoff: Timer | None = None
+        self._backoff = Timer(lambda: None)
         self._peer_wait: PeerWait | None = None
         self._chief_monitor: ReachabilityMonitor | None = None  # until the task ends
         self._workers_monitor: ReachabilityMonitor | None = None  # until the end of an attempt that has reached all workers
@@ -118,20 +118,19 @@ class _Parent:
     # Attempts
 
     def _start(self) -> None:
-        self._backoff = None
         self._attempt += 1
         self._began = time.monotonic()
         self._peers_missing, self._connected_at, self._stall_reason = bool(self._config.required_peers), None, ""
         self._child.start(self._attempt)
         if self._child.pid is None:
-            self._ended(int(ExitCode.FAILURE))
+            self._child_ended(int(ExitCode.FAILURE))
             return
         self._stall_detector.begin(self._child.pid)
         self._report("started", attempt=self._attempt, role=self._config.role, pid=self._child.pid)
         if self._config.runs_built_in_trainer:
             from trainer.uninterruptible import UninterruptibleExit
 
-            UninterruptibleExit(self._child, self._loop, self._report, self._ended, self._abandon).watch(lambda: self._stopping)
+            UninterruptibleExit(self._child, self._loop, self._report, lambda: self._stopping, self._child_ended, self._abandon).watch()
         if self._config.policy.recovers_after < math.inf:
             self._recovery = self._loop.call_later(self._config.policy.recovers_after, self._recover)
         timeouts = self._config.timeouts
@@ -140,12 +139,12 @@ class _Parent:
             self._prober,
             self._config.required_peers,
             timeout=timeouts.start,
-            first=timeouts.first_report_after,
-            every=timeouts.report_interval,
+            first_report_after=timeouts.first_report_after,
+            report_interval=timeouts.report_interval,
             no_step_report=timeouts.no_step_report if self._config.trains else None,
-            waiting=self._report_waiting,
-            complete=self._peers_connected,
-            timed_out=self._peers_timed_out,
+            on_waiting=self._report_waiting,
+            on_complete=self._peers_connected,
+            on_timeout=self._peers_timed_out,
         )
         chief = self._config.watched_chief
         if self._chief_monitor is None and chief is not None:
@@ -154,9 +153,9 @@ class _Parent:
     def _reap(self) -> None:
         code = self._child.reap()
         if code is not None:
-            self._ended(code)
+            self._child_ended(code)
 
-    def _ended(self, code: int) -> None:
+    def _child_ended(self, code: int) -> None:
         for one in (self._peer_wait, self._workers_monitor, self._recovery, self._stall_detector):
             if one is not None:
                 one.cancel()
@@ -256,7 +255,7 @@ class _Parent:
         """Fail, unless the leader reports within some seconds that the run has succeeded."""
         assert self._end_client is not None  # noqa: S101 - only called where it is
 
-        def answered(status: Status | None) -> None:
+        def answered(status: RunEndStatus | None) -> None:
             if self._exiting:
                 return
             if status is not None and status.state == RUNNING and time.monotonic() < until:
@@ -299,13 +298,12 @@ class _Parent:
                 message = f"port {port} is in use by another process: until it is free, other tasks cannot ask whether the run has ended"
                 self._report("notice", message=message)
             return
-        callbacks = Callbacks(self._run_ended, self._leader_lost, partial(self._report, "notice"))
-        self._end_client = RunEndClient(task, self._loop, callbacks)
+        self._end_client = RunEndClient(task, self._loop, self._run_ended, self._leader_lost, partial(self._report, "notice"))
 
     def _notify_all(self, server: RunEndServer, why: str) -> None:
         """Inform the other tasks, as the leader, how the run has ended."""
 
-        def finish(status: Status) -> None:
+        def finish(status: RunEndStatus) -> None:
             if status.state == FAILED and self._exit_code == ExitCode.DONE:  # a required worker has failed
                 self._fail_run(status.reason, "", ExitCode.FAILURE)
             self._loop.stop()
@@ -324,7 +322,7 @@ class _Parent:
         client = self._end_client
         assert client is not None  # noqa: S101 - only called where it is
 
-        def answered(status: Status | None) -> None:
+        def answered(status: RunEndStatus | None) -> None:
             if self._run_end_task.is_required and self._exit_code == ExitCode.DONE:
                 if status is None or status.state == RUNNING:
                     self._exit_code = int(ExitCode.STOPPED)  # the task starts again, and reports its end again
@@ -335,12 +333,12 @@ class _Parent:
 
         client.ask_now(answered)
 
-    def _run_ended(self, status: Status) -> None:
+    def _run_ended(self, status: RunEndStatus) -> None:
         """End this task: the leader reports the end of the run."""
         task = self._run_end_task
         self._succeeded = status.state == SUCCEEDED
         if self._exiting:
-            if not self._succeeded and self._run_end_task.is_required and self._exit_code == ExitCode.DONE:
+            if not self._succeeded and task.is_required and self._exit_code == ExitCode.DONE:
                 self._fail_run(f"{task.leader} has failed", status.reason)
             self._loop.stop()
         elif not self._succeeded:
@@ -348,8 +346,7 @@ class _Parent:
         elif self._child.pid is not None:
             self._loop.call_later(task.grace, self._end_program)
         else:
-            if self._backoff is not None:
-                self._backoff.cancel()
+            self._backoff.cancel()
             self._done()
 
     def _leader_lost(self, seconds: float) -> None:
@@ -417,8 +414,7 @@ class _Parent:
         serves = self._config.watched_chief is not None and self._child.pid is not None
         self._report("stopping", reason=reason + _SERVING[self._config.role] if serves else reason)
         if self._child.pid is None:  # between two attempts
-            if self._backoff is not None:
-                self._backoff.cancel()
+            self._backoff.cancel()
             self._exit(ExitCode.STOPPED)
             return
         if self._config.watched_chief is not None:
@@ -445,8 +441,7 @@ class _Parent:
             return
         self._end_cause = (cause, detail)
         if self._child.pid is None:
-            if self._backoff is not None:
-                self._backoff.cancel()
+            self._backoff.cancel()
             self._fail(ExitCode.PEER_LOST, cause, detail)
             return
         self._child.terminate()

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from trainer.restart_in_place import RestartPolicy
 from trainer.run_end import RunEndTask
 
-TRAINING = (sys.executable, "-P", "-m", "trainer.task")  # -P: no file of the working directory stands in for a module
+TRAINING_COMMAND = (sys.executable, "-P", "-m", "trainer.task")  # -P: no file of the working directory stands in for a module
 
 
 @dataclass(frozen=True)

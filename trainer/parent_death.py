@@ -16,8 +16,8 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-PARENT_PID = "TRAINER_PARENT_PID"  # the process that must live
-PARENT_PIPE = "TRAINER_PARENT_PIPE"  # not on Linux: the read end of the pipe that closes with it
+PARENT_PID_VARIABLE = "TRAINER_PARENT_PID"  # the process that must live
+PARENT_PIPE_VARIABLE = "TRAINER_PARENT_PIPE"  # not on Linux: the read end of the pipe that closes with it
 
 _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 _CANNOT_RUN = 2  # ExitCode.FINAL_FAILURE; this file imports nothing of the package
@@ -30,7 +30,7 @@ def needs_pipe() -> bool:
 
 def child_environment(pipe: int | None = None) -> dict[str, str]:
     """Return the variables for the child's environment; `pipe` is the read end that the child inherits."""
-    return {PARENT_PID: str(os.getpid()), **({} if pipe is None else {PARENT_PIPE: str(pipe)})}
+    return {PARENT_PID_VARIABLE: str(os.getpid()), **({} if pipe is None else {PARENT_PIPE_VARIABLE: str(pipe)})}
 
 
 def die_with_parent() -> None:
@@ -39,8 +39,8 @@ def die_with_parent() -> None:
     Does nothing if the parent did not set the variables. They are removed from the environment, so that this process's own
     children do not see them.
     """
-    parent = os.environ.pop(PARENT_PID, "")
-    pipe = os.environ.pop(PARENT_PIPE, "")
+    parent = os.environ.pop(PARENT_PID_VARIABLE, "")
+    pipe = os.environ.pop(PARENT_PIPE_VARIABLE, "")
     if not parent.isdecimal():
         return
     if sys.platform == "linux":
@@ -101,8 +101,8 @@ def main(arguments: list[str]) -> int:
     if not command:
         print("expected: parent_death.py -- COMMAND ...", file=sys.stderr)
         return _CANNOT_RUN
-    if needs_pipe() and os.environ.get(PARENT_PIPE, "").isdecimal():
-        _guard(int(os.environ.pop(PARENT_PIPE)))
+    if needs_pipe() and os.environ.get(PARENT_PIPE_VARIABLE, "").isdecimal():
+        _guard(int(os.environ.pop(PARENT_PIPE_VARIABLE)))
     die_with_parent()
     try:
         os.execvp(command[0], command)  # noqa: S606 - a shell would get the program's signals

@@ -23,7 +23,7 @@ from trainer.event_loop import EventLoop, Timer
 from trainer.strategies import SERVER_STRATEGIES, STRATEGIES, Strategy, is_server
 from trainer.tf_config import TaskConfig, split_address
 
-ConnectError = Optional[str]  # the reason why a connection failed; None: it succeeded
+FailureReason = Optional[str]  # the reason why a connection failed; None: it succeeded
 
 _CONNECT_TIMEOUT = 1.0
 _MAX_OPEN = 200  # open connections; a process may often have no more than 1,024 files
@@ -71,12 +71,12 @@ class ConnectionProber:
         self._loop = loop
         self._waiting: deque[_ConnectionAttempt] = deque()
         self._open: set[_ConnectionAttempt] = set()
-        self._names: queue.SimpleQueue[_ConnectionAttempt] = queue.SimpleQueue()
+        self._unresolved: queue.SimpleQueue[_ConnectionAttempt] = queue.SimpleQueue()
         self._threads = 0
-        self._names_from = loop.now() + _DNS_DELAY
+        self._first_lookup_at = loop.now() + _DNS_DELAY
         self._filling = False
 
-    def ask(self, address: str, then: Callable[[ConnectError], None]) -> None:
+    def ask(self, address: str, then: Callable[[FailureReason], None]) -> None:
         """Try a connection to `address`; call `then`, in the loop's thread, with the reason of a failure, or None."""
         self._waiting.append(_ConnectionAttempt(address, then))
         self._fill()
@@ -95,10 +95,10 @@ class ConnectionProber:
         self._filling = False
 
     def _look_up(self, attempt: _ConnectionAttempt) -> None:
-        if (delay := self._names_from - self._loop.now()) > 0:
+        if (delay := self._first_lookup_at - self._loop.now()) > 0:
             self._loop.call_later(delay, lambda: self._look_up(attempt))
             return
-        self._names.put(attempt)
+        self._unresolved.put(attempt)
         if self._threads < min(_RESOLVERS, len(self._open)):
             self._threads += 1
             # Daemons: a look-up that hangs for half a minute must not delay the end of the process.
@@ -106,7 +106,7 @@ class ConnectionProber:
 
     def _resolve(self) -> None:
         while True:
-            attempt = self._names.get()
+            attempt = self._unresolved.get()
             addresses: list[Any] = []
             with contextlib.suppress(OSError, UnicodeError):
                 addresses = socket.getaddrinfo(attempt.host, attempt.port, type=socket.SOCK_STREAM)
@@ -131,7 +131,7 @@ class ConnectionProber:
             self._connect(attempt, addresses[1:], _describe(code))
             return
 
-        def done(reason: ConnectError) -> None:
+        def done(reason: FailureReason) -> None:
             timer.cancel()
             self._loop.forget(connection)
             connection.close()
@@ -143,7 +143,7 @@ class ConnectionProber:
         timer = self._loop.call_later(_CONNECT_TIMEOUT, lambda: done("no answer"))
         self._loop.on_ready(connection, selectors.EVENT_WRITE, lambda: done(connect_error(connection)))
 
-    def _finish(self, attempt: _ConnectionAttempt, answer: ConnectError) -> None:
+    def _finish(self, attempt: _ConnectionAttempt, answer: FailureReason) -> None:
         self._open.discard(attempt)
         attempt.then(answer)
         self._fill()
@@ -152,12 +152,12 @@ class ConnectionProber:
 class _ConnectionAttempt:
     """A connection attempt to one address."""
 
-    def __init__(self, address: str, then: Callable[[ConnectError], None]) -> None:
+    def __init__(self, address: str, then: Callable[[FailureReason], None]) -> None:
         self.host, self.port = split_address(address)
         self.then = then
 
 
-def connect_error(connection: socket.socket) -> ConnectError:
+def connect_error(connection: socket.socket) -> FailureReason:
     """Return why a non-blocking connection failed, None if it succeeded, once its socket is writable."""
     code = connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
     if code:
@@ -176,9 +176,9 @@ def _describe(code: int) -> str:
 class PeerWait:
     """Waits until each peer was reached once, reports those missing, and times out.
 
-    `waiting(missing, seconds)` is called first after `first` seconds, then every `every` seconds and when the set
-    changes; missing is a list of {task, address, reason}. Exactly one of `complete(seconds)` and `timed_out(missing)`
-    is called, unless `cancel` comes before. After `complete`, `waiting([], seconds since)` is called every `no_step_report`
+    `on_waiting(missing, seconds)` is called first after `first_report_after` seconds, then every `report_interval` seconds and when the set
+    changes; missing is a list of {task, address, reason}. Exactly one of `on_complete(seconds)` and `on_timeout(missing)`
+    is called, unless `cancel` comes before. After `on_complete`, `on_waiting([], seconds since)` is called every `no_step_report`
     seconds until `note_step`.
     """
 
@@ -189,25 +189,25 @@ class PeerWait:
         peers: Mapping[str, str],
         *,
         timeout: float,
-        waiting: Callable[[list[dict[str, str]], float], None],
-        complete: Callable[[float], None],
-        timed_out: Callable[[list[dict[str, str]]], None],
-        first: float = 5.0,
-        every: float = 10.0,
+        on_waiting: Callable[[list[dict[str, str]], float], None],
+        on_complete: Callable[[float], None],
+        on_timeout: Callable[[list[dict[str, str]]], None],
+        first_report_after: float = 5.0,
+        report_interval: float = 10.0,
         no_step_report: float | None = None,
     ) -> None:
         self._loop, self._prober = loop, prober
         self._missing = dict(peers)
         self._reasons = dict.fromkeys(peers, "not asked yet")
-        self._waiting, self._complete, self._timed_out = waiting, complete, timed_out
-        self._every, self._no_step_report = every, no_step_report
+        self._on_waiting, self._on_complete, self._on_timeout = on_waiting, on_complete, on_timeout
+        self._report_interval, self._no_step_report = report_interval, no_step_report
         self._started = self._loop.now()
         self._reported: set[str] = set()
-        self._next_report = self._started + first
+        self._next_report = self._started + first_report_after
         self._done = not peers
         self._timers: list[Timer] = []
         if peers:
-            self._timers = [loop.call_later(timeout, self._time_out), loop.call_later(min(first, _RETRY), self._check)]
+            self._timers = [loop.call_later(timeout, self._time_out), loop.call_later(min(first_report_after, _RETRY), self._check)]
             for name in peers:
                 self._ask(name)
 
@@ -232,7 +232,7 @@ class PeerWait:
         if not self._done:
             self._prober.ask(self._missing[name], partial(self._answered, name))
 
-    def _answered(self, name: str, reason: ConnectError) -> None:
+    def _answered(self, name: str, reason: FailureReason) -> None:
         if self._done:
             return
         if reason is not None:
@@ -243,7 +243,7 @@ class PeerWait:
         del self._missing[name]
         if not self._missing:
             self.cancel()
-            self._complete(self._loop.now() - self._started)
+            self._on_complete(self._loop.now() - self._started)
             self._expect_a_step(self._loop.now())
 
     def _expect_a_step(self, since: float) -> None:
@@ -251,7 +251,7 @@ class PeerWait:
             self._timers = [self._loop.call_later(self._no_step_report, partial(self._no_step, since))]
 
     def _no_step(self, since: float) -> None:
-        self._waiting([], self._loop.now() - since)
+        self._on_waiting([], self._loop.now() - since)
         self._expect_a_step(since)
 
     def _check(self) -> None:
@@ -259,13 +259,13 @@ class PeerWait:
         changed = bool(self._reported) and set(self._missing) != self._reported
         if now >= self._next_report or changed:
             self._reported = set(self._missing)
-            self._next_report = now + self._every
-            self._waiting(self.missing, now - self._started)
+            self._next_report = now + self._report_interval
+            self._on_waiting(self.missing, now - self._started)
         self._timers[1] = self._loop.call_later(min(_RETRY, max(0.01, self._next_report - now)), self._check)
 
     def _time_out(self) -> None:
         self.cancel()
-        self._timed_out(self.missing)
+        self._on_timeout(self.missing)
 
 
 class ReachabilityMonitor:
@@ -306,9 +306,9 @@ class ReachabilityMonitor:
             return
         first, *others = self._addresses
 
-        def answered(reason: ConnectError) -> None:
+        def answered(reason: FailureReason) -> None:
             if reason is None or not others:
-                self._received(reason)
+                self._on_result(reason)
             else:
                 self._ask_all(others, reason)
 
@@ -318,21 +318,21 @@ class ReachabilityMonitor:
         unreachable = 0
         answered_once = False
 
-        def answered(address: str, answer: ConnectError) -> None:
+        def answered(address: str, answer: FailureReason) -> None:
             nonlocal unreachable, answered_once
             unreachable += answer is not None
             if answer is None and not answered_once:
                 answered_once = True
                 self._addresses.remove(address)
                 self._addresses.insert(0, address)
-                self._received(None)
+                self._on_result(None)
             elif unreachable == len(addresses):
-                self._received(reason)
+                self._on_result(reason)
 
         for address in addresses:
             self._prober.ask(address, partial(answered, address))
 
-    def _received(self, reason: ConnectError) -> None:
+    def _on_result(self, reason: FailureReason) -> None:
         if self._done:
             return
         now = self._loop.now()

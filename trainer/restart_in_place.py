@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import signal
 from dataclasses import dataclass, replace
 
-from trainer.error_file import FINAL, START_STEP
-from trainer.exit_codes import SIGNAL_BASE, ExitCode, RestartWhen, describe, exit_code_of, final_exit_code
+from trainer.error_file import FINAL_PREFIX, START_STEP_PREFIX
+from trainer.exit_codes import SIGKILL_EXIT_CODE, SIGNAL_BASE, ExitCode, RestartWhen, describe, exit_code_of, final_exit_code
 
 
 @dataclass(frozen=True)
@@ -54,15 +53,11 @@ class NoRestart:
     cause: str = ""
 
 
-# The process was asked to stop, but not by its parent: SIGTERM, whether it had time to exit with 143 or not.
-_UNCOUNTED = frozenset({int(ExitCode.STOPPED), -signal.SIGTERM})
 _CAUSES = {
     int(ExitCode.DONE): "it was done, and `restart` is always",
     int(ExitCode.PEER_LOST): "a peer was lost",
     int(ExitCode.STOPPED): "the training process was asked to stop",
-    -signal.SIGTERM: "the training process was asked to stop",
-    -signal.SIGKILL: "killed by SIGKILL (out of memory?)",
-    128 + signal.SIGKILL: "killed by SIGKILL (out of memory?)",
+    SIGKILL_EXIT_CODE: "killed by SIGKILL (out of memory?)",
 }
 
 
@@ -71,7 +66,7 @@ SAME_AGAIN = "it failed the same way twice in a row, with no step forward betwee
 
 def cause_of(code: int) -> str:
     """Describe why a process ended with `code`; negative numbers are signals, as in `subprocess`."""
-    return _CAUSES.get(code) or describe(code)
+    return _CAUSES.get(exit_code_of(code)) or describe(code)
 
 
 def _with_code(code: int) -> str:
@@ -86,14 +81,15 @@ def decide_restart(
 ) -> RestartInPlace | NoRestart:
     """Decide what follows when a process that its parent did not ask to stop ended with `code` after `ran_for` seconds.
 
-    Final are:
-    - exit code 2, FINAL_FAILURE; a `fingerprint` that begins with FINAL has the cause;
+    No restart follows:
+    - exit code 2, FINAL_FAILURE; a `fingerprint` that begins with FINAL_PREFIX has the cause;
     - a second failure with the `fingerprint` of the first and no step forward between (user_errors.py, tracebacks.py): a third would be the same.
       After an attempt of `recovers_after` or longer only more than `max_restarts` repeats are final;
-    - with `policy.restart: exit_code`, exit codes below 128.
+    - with `policy.restart: exit_code`, exit codes below 128;
+    - a failure that counts, beyond `policy.max_restarts`.
 
-    All other failures count. Not counted are:
-    - a requested stop (`_UNCOUNTED`);
+    All failures count. Not counted are:
+    - a requested stop that did not come from the parent: SIGTERM, whether the process had time to exit with 143 or not;
     - the end with DONE, if `policy.restart` is `always`;
     - a lost peer (75), if the attempt had been `connected` to all its peers for longer than `healthy_after`, and training has advanced: the
       attempt started from a later step, which its `fingerprint` names, than every earlier one that lost a peer. Nodes come and go in a long run.
@@ -101,19 +97,20 @@ def decide_restart(
     if code == ExitCode.DONE:
         return _restart(code, ran_for, history, policy) if policy.restart == "always" else NoRestart(ExitCode.DONE)
     if code == ExitCode.FINAL_FAILURE:
-        return NoRestart(code, fingerprint[len(FINAL) :] if fingerprint.startswith(FINAL) else cause_of(code))
+        return NoRestart(code, fingerprint[len(FINAL_PREFIX) :] if fingerprint.startswith(FINAL_PREFIX) else cause_of(code))
     if policy.restart == "exit_code" and 0 < code < SIGNAL_BASE:
         return NoRestart(final_exit_code(code), f"{_with_code(code)}; `restart: exit_code` makes exit codes below {SIGNAL_BASE} final")
-    start_step = fingerprint.replace(START_STEP, "").strip() if code == ExitCode.PEER_LOST else ""
+    start_step = fingerprint.replace(START_STEP_PREFIX, "").strip() if code == ExitCode.PEER_LOST else ""
     lost_from = int(start_step) if start_step.isdecimal() else history.lost_from
     repeats = history.repeats + 1 if fingerprint and fingerprint == history.fingerprint else 0
-    if code in _UNCOUNTED | {int(ExitCode.PEER_LOST)}:
+    stopped = exit_code_of(code) == ExitCode.STOPPED
+    if stopped or code == ExitCode.PEER_LOST:
         last_fingerprint, repeats = history.fingerprint, history.repeats  # a lost peer or a stop is no failure of this task's own
     elif repeats and (ran_for < policy.recovers_after or repeats > policy.max_restarts):
         return NoRestart(ExitCode.FINAL_FAILURE, SAME_AGAIN)
     else:
         last_fingerprint = fingerprint
-    counted = code not in _UNCOUNTED and not (lost_from > history.lost_from and connected > policy.healthy_after)
+    counted = not stopped and not (lost_from > history.lost_from and connected > policy.healthy_after)
     if counted and history.restarts >= policy.max_restarts:
         return NoRestart(final_exit_code(exit_code_of(code)), f"{_with_code(code)}; the limit of {policy.max_restarts} restarts is reached")
     after = replace(

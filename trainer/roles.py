@@ -20,7 +20,7 @@ from trainer.engine.train_config import TrainConfig
 from trainer.events import Reporter
 from trainer.exit_codes import ExitCode
 from trainer.port_holder import PortHolder
-from trainer.socket_filter import restricted_to_loopback
+from trainer.socket_filter import restricting_to_loopback
 from trainer.strategies import STRATEGIES, is_server
 from trainer.tf_config import TaskConfig
 from trainer.workloads.protocol import Agent, ExplainsErrors, Workload
@@ -85,7 +85,7 @@ def unused_gpus(environ: Mapping[str, str] = os.environ) -> str:
 
 
 # References to sessions: if Python destroyed them after their servers are gone, errors would be logged.
-_sessions: list[Session] = []
+_kept_alive: list[Session] = []
 
 
 def _workload(context: RoleContext) -> Workload | Agent:
@@ -139,7 +139,7 @@ def _multi_worker(context: RoleContext, workload: Workload) -> TrainingSetup:
 
     addresses = context.task.tasks()
     names = list(addresses)
-    with _signals_restored(), restricted_to_loopback(context.task.address):
+    with _signals_restored(), restricting_to_loopback(context.task.address):
         all_reduce = AllReduce(len(names), names.index(context.task.name), context.config.train.gradients.wire)
     if message := all_reduce.connect(names, list(addresses.values())):
         context.report("notice", message=message)
@@ -192,13 +192,13 @@ def _server_agent(context: RoleContext, agent: Agent) -> TrainingSetup:
     return TrainingSetup(1, lambda config: ServerAgentSession(agent, config, connection, stop_requested), stop_requested, connection.watch)
 
 
-_SESSIONS: dict[str, Callable[[RoleContext, Workload], TrainingSetup]] = {
+_SETUPS: dict[str, Callable[[RoleContext, Workload], TrainingSetup]] = {
     "single": _single,
     "mirrored": _mirrored,
     "multi_worker_mirrored": _multi_worker,
     "parameter_server": _parameter_server,
 }
-_AGENT_SESSIONS: dict[str, Callable[[RoleContext, Agent], TrainingSetup]] = {
+_AGENT_SETUPS: dict[str, Callable[[RoleContext, Agent], TrainingSetup]] = {
     "single": _single_agent,
     "parameter_server": _server_agent,
 }
@@ -215,11 +215,11 @@ def _train(context: RoleContext) -> ExitCode:
     strategy = context.config.strategy
     if not peer_wait.wait(context.task, strategy, context.port, context.stop_requested, context.config.start_timeout):
         return ExitCode.STOPPED
-    setup = _AGENT_SESSIONS[strategy](context, workload) if isinstance(workload, Agent) else _SESSIONS[strategy](context, workload)
+    setup = _AGENT_SETUPS[strategy](context, workload) if isinstance(workload, Agent) else _SETUPS[strategy](context, workload)
     config = epochs.with_steps(context.config, workload, setup.replicas)  # not before: looking at a user's data may initialize TensorFlow
     with explain_errors(workload):
         session = setup.make_session(config)
-        _sessions.append(session)
+        _kept_alive.append(session)
         context.report("ready", seconds=time.time() - context.began)
         outcome = loop.run(
             session, workload, config, context.report, setup.stop_requested, context.stop_requested if setup.server_watch else None

@@ -51,7 +51,7 @@ class RunEndRules:
 
 
 @dataclass(frozen=True)
-class Status:
+class RunEndStatus:
     """The state of the run, as its leader's parent reports it; `reason` says why it has failed."""
 
     state: str = RUNNING
@@ -119,9 +119,9 @@ def run_end_task(
 class RunEndServer:
     """The leader's part: its parent answers all other tasks, and exits once they are notified, or after a time-out."""
 
-    def __init__(self, own: RunEndTask, loop: EventLoop) -> None:
-        self._own, self._loop = own, loop
-        self._status = Status()
+    def __init__(self, task: RunEndTask, loop: EventLoop) -> None:
+        self._task, self._loop = task, loop
+        self._status = RunEndStatus()
         self._done: set[str] = set()
         self._notified: set[str] = set()
         self._failed: set[str] = set()
@@ -133,7 +133,7 @@ class RunEndServer:
 
     def _serve(self) -> None:
         """Serve, or try again: this task's predecessor may still have the port."""
-        self._server = _server(self._answer, split_address(self._own.leader_address)[1])
+        self._server = _server(self._answer, split_address(self._task.leader_address)[1])
         if self._server is None:
             self._loop.call_later(_SERVE_INTERVAL, self._serve)
 
@@ -145,53 +145,53 @@ class RunEndServer:
     @property
     def complete(self) -> bool:
         """Whether all tasks whose success the run needs are done."""
-        return self._own.required <= self._done
+        return self._task.required <= self._done
 
-    def succeed(self, then: Callable[[Status], None]) -> None:
+    def succeed(self, then: Callable[[RunEndStatus], None]) -> None:
         """End the run with success once the required tasks are done; call `then`, once, when all others are notified, or after a time-out.
 
         The run fails instead if a required task has failed for good, or has not asked for `orphan_timeout`.
         """
         now = time.monotonic()
         self._awaited_from = min(self._awaited_from, now)
-        missing = self._own.required - self._done
-        lost = {name for name in missing if now - self._last_asked.get(name, self._awaited_from) > self._own.orphan_timeout}
+        missing = self._task.required - self._done
+        lost = {name for name in missing if now - self._last_asked.get(name, self._awaited_from) > self._task.orphan_timeout}
         failed = missing & self._failed
         if failed or lost:
             self._notified |= lost  # no further wait for them
-            self.fail(f"{min(failed)} has failed" if failed else f"{min(lost)} was gone for {self._own.orphan_timeout:g} s", then)
+            self.fail(f"{min(failed)} has failed" if failed else f"{min(lost)} was gone for {self._task.orphan_timeout:g} s", then)
         elif missing:
             self._loop.call_later(_CHECK_INTERVAL, lambda: self.succeed(then))
         else:
-            self._end(Status(SUCCEEDED), FOLLOWERS_TIMEOUT, then)
+            self._end(RunEndStatus(SUCCEEDED), FOLLOWERS_TIMEOUT, then)
 
-    def fail(self, reason: str, then: Callable[[Status], None]) -> None:
+    def fail(self, reason: str, then: Callable[[RunEndStatus], None]) -> None:
         """End the run with failure; call `then` as `succeed` does. A task that has not asked yet may be starting."""
-        self._end(Status(FAILED, reason[: _MAX_MESSAGE // 8]), self._own.short_followers_timeout, then)
+        self._end(RunEndStatus(FAILED, reason[: _MAX_MESSAGE // 8]), self._task.short_followers_timeout, then)
 
     def exit_soon(self) -> None:
         """Shorten the wait for others: this task was asked to stop."""
         self._exits_soon = True
-        self._deadline = min(self._deadline, time.monotonic() + self._own.stop_followers_timeout)
+        self._deadline = min(self._deadline, time.monotonic() + self._task.stop_followers_timeout)
 
-    def _end(self, status: Status, followers_timeout: float, then: Callable[[Status], None]) -> None:
+    def _end(self, status: RunEndStatus, followers_timeout: float, then: Callable[[RunEndStatus], None]) -> None:
         self._status, now = status, time.monotonic()
-        self._deadline = now + (self._own.stop_followers_timeout if self._exits_soon else FOLLOWERS_TIMEOUT)
+        self._deadline = now + (self._task.stop_followers_timeout if self._exits_soon else FOLLOWERS_TIMEOUT)
         self._deadline_if_all_asked = now + followers_timeout
         self._check(then)
 
-    def _check(self, then: Callable[[Status], None]) -> None:
-        missing = self._own.followers - self._notified
+    def _check(self, then: Callable[[RunEndStatus], None]) -> None:
+        missing = self._task.followers - self._notified
         deadline = min(self._deadline, self._deadline_if_all_asked) if missing <= self._last_asked.keys() else self._deadline
         if not missing or time.monotonic() > deadline or not self.answers:
             then(self._status)
         else:
             self._loop.call_later(_CHECK_INTERVAL, lambda: self._check(then))
 
-    def _answer(self, question: Any) -> tuple[Status, Callable[[], None]] | None:
+    def _answer(self, question: Any) -> tuple[RunEndStatus, Callable[[], None]] | None:
         """Return the answer to a task, and a callback to run once the task confirms it; None if the task is of another run. Runs in a thread of the server."""
         task, state = str(question["task"]), question["state"]
-        if question["run"] != self._own.run:
+        if question["run"] != self._task.run:
             return None
         self._last_asked[task] = time.monotonic()
         if state == SUCCEEDED:
@@ -203,34 +203,37 @@ class RunEndServer:
             if self._status.state == RUNNING:
                 self._notified.discard(task)
         status = self._status
-        final = status.state != RUNNING or state == FAILED or (state == SUCCEEDED and task not in self._own.required)
+        final = status.state != RUNNING or state == FAILED or (state == SUCCEEDED and task not in self._task.required)
         return status, (lambda: self._notified.add(task)) if final else (lambda: None)
 
 
-@dataclass(frozen=True)
-class Callbacks:
-    """Callbacks in the loop's thread: the run has `ended`, the leader has not answered for some seconds and is lost, a `notice` is to be shown."""
-
-    ended: Callable[[Status], None]
-    leader_lost: Callable[[float], None]
-    notice: Callable[..., None]
-
-
 class RunEndClient:
-    """The part of any other task: its parent asks the leader's until the run has ended."""
+    """The part of any other task: its parent asks the leader's until the run has ended.
 
-    def __init__(self, own: RunEndTask, loop: EventLoop, callbacks: Callbacks) -> None:
-        self._own, self._loop, self._callbacks = own, loop, callbacks
+    Called in the loop's thread: `on_end(status)` at the end of the run, `on_leader_lost(seconds)` if the leader has not answered for so
+    long, `notice(message=...)` for people.
+    """
+
+    def __init__(
+        self,
+        task: RunEndTask,
+        loop: EventLoop,
+        on_end: Callable[[RunEndStatus], None],
+        on_leader_lost: Callable[[float], None],
+        notice: Callable[..., None],
+    ) -> None:
+        self._task, self._loop = task, loop
+        self._on_end, self._on_leader_lost, self._notice = on_end, on_leader_lost, notice
         self._state = RUNNING
         self._poll_now = threading.Event()
-        self._waiting: queue.SimpleQueue[Callable[[Status | None], None]] = queue.SimpleQueue()
+        self._waiting: queue.SimpleQueue[Callable[[RunEndStatus | None], None]] = queue.SimpleQueue()
         threading.Thread(target=self._poll, name="run end", daemon=True).start()
 
     def report_end(self, state: str) -> None:
         """Report from now on that this task has ended with `state`."""
         self._state = state
 
-    def ask_now(self, then: Callable[[Status | None], None]) -> None:
+    def ask_now(self, then: Callable[[RunEndStatus | None], None]) -> None:
         """Call `then`, in the loop's thread, with the current status; None if the leader does not answer."""
         self._waiting.put(then)
         self._poll_now.set()
@@ -239,48 +242,48 @@ class RunEndClient:
         reported = answered = is_unreachable = False
         seen = time.monotonic()
         while True:
-            self._poll_now.wait(self._own.interval)
+            self._poll_now.wait(self._task.interval)
             self._poll_now.clear()
             waiting = [self._waiting.get() for _ in range(self._waiting.qsize())]
-            status = ask(self._own, self._state)
+            status = ask(self._task, self._state)
             if status is not None and status.state != RUNNING and not reported:
                 reported = True
-                self._call(partial(self._callbacks.ended, status))
+                self._call(partial(self._on_end, status))
             for then in waiting:
                 self._call(partial(then, status))
             if reported:
                 continue
             # The leader's program may answer while its parent does not.
-            if status is not None or (not answered and _connects(self._own.leader_program_address)):
+            if status is not None or (not answered and _connects(self._task.leader_program_address)):
                 answered, seen = answered or status is not None, time.monotonic()
                 if is_unreachable:
                     is_unreachable = False
-                    self._call(partial(self._callbacks.notice, message=f"{self._own.leader} answers again"))
+                    self._call(partial(self._notice, message=f"{self._task.leader} answers again"))
                 continue
-            limit = self._own.orphan_timeout if answered else max(self._own.start_timeout, self._own.orphan_timeout)
+            limit = self._task.orphan_timeout if answered else max(self._task.start_timeout, self._task.orphan_timeout)
             unreachable_for = time.monotonic() - seen
             if unreachable_for >= limit:
                 reported = True
-                self._call(partial(self._callbacks.leader_lost, limit))
+                self._call(partial(self._on_leader_lost, limit))
             elif unreachable_for >= limit / 10 and not is_unreachable and answered:
                 is_unreachable = True
-                message = f"{self._own.leader} ({self._own.leader_address}) does not answer; this task ends if that lasts {limit:g} s"
-                self._call(partial(self._callbacks.notice, message=message))
+                message = f"{self._task.leader} ({self._task.leader_address}) does not answer; this task ends if that lasts {limit:g} s"
+                self._call(partial(self._notice, message=message))
 
     def _call(self, callback: Callable[[], None]) -> None:
         self._loop.call_from_thread(callback)
 
 
-def ask(own: RunEndTask, state: str = RUNNING) -> Status | None:
+def ask(task: RunEndTask, state: str = RUNNING) -> RunEndStatus | None:
     """Send this task's state to the leader's parent; return the run's status, None if it does not answer or is of another run."""
-    question = json.dumps({"run": own.run, "task": own.task, "state": state}).encode() + b"\n"
+    question = json.dumps({"run": task.run, "task": task.task, "state": state}).encode() + b"\n"
     with contextlib.suppress(OSError, ValueError, LookupError, TypeError, UnicodeError):  # noqa: SIM117 - Python 3.8 lacks the long form
-        with socket.create_connection(split_address(own.leader_address), timeout=_TIMEOUT) as connection:
+        with socket.create_connection(split_address(task.leader_address), timeout=_TIMEOUT) as connection:
             connection.sendall(question)
             answer = json.loads(connection.makefile("rb").readline(_MAX_MESSAGE))
-            if answer["run"] == own.run and answer["state"] in {RUNNING, SUCCEEDED, FAILED}:
+            if answer["run"] == task.run and answer["state"] in {RUNNING, SUCCEEDED, FAILED}:
                 connection.sendall(b"\n")
-                return Status(answer["state"], str(answer["reason"]))
+                return RunEndStatus(answer["state"], str(answer["reason"]))
     return None
 
 

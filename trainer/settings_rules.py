@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from trainer.settings import LearningRate, Train, direction
-from trainer.strategies import STRATEGIES, TRAINING, Strategy
+from trainer.strategies import STRATEGIES, TRAINING_STRATEGIES, Strategy
 from trainer.workloads.catalog import CATALOG
 
 # schedule -> its fields, and those of them that it requires.
@@ -37,7 +37,7 @@ class Conflict:
 
 def conflicts(train: Train, strategy: Strategy) -> list[Conflict]:
     """Return everything in `train` that does not fit the rest of it, or the strategy."""
-    rules = RULES if strategy in TRAINING else RULES_OF_PROGRAMS
+    rules = RULES if strategy in TRAINING_STRATEGIES else RULES_OF_PROGRAMS
     return [one for rule in rules for one in rule(train, strategy)]
 
 
@@ -87,7 +87,7 @@ def _one_clip(train: Train, _: Strategy) -> Iterator[Conflict]:
 
 
 def _wire(train: Train, strategy: Strategy) -> Iterator[Conflict]:
-    if train.gradients.wire != "float32" and not (STRATEGIES[strategy].all_reduces or STRATEGIES[strategy].variables_on_servers):
+    if train.gradients.wire != "float32" and not (STRATEGIES[strategy].all_reduces or STRATEGIES[strategy].variables_on_ps):
         message = f"gradients do not travel between tasks with strategy {strategy}"
         remedy = "remove `wire`"
         yield Conflict(("gradients", "wire"), message, "strategy multi_worker_mirrored or parameter_server", remedy)
@@ -104,13 +104,13 @@ def _embeddings(train: Train, strategy: Strategy) -> Iterator[Conflict]:
 
 
 def _loss_scale(train: Train, strategy: Strategy) -> Iterator[Conflict]:
-    if train.precision == "mixed_float16" and STRATEGIES[strategy].variables_on_servers:
+    if train.precision == "mixed_float16" and STRATEGIES[strategy].variables_on_ps:
         message = "mixed_float16 scales the loss step by step, which parameter servers do not do"
         yield Conflict(("precision",), message, "float32 or mixed_bfloat16", "write mixed_bfloat16, which needs no scaling")
 
 
 def _determinism(train: Train, strategy: Strategy) -> Iterator[Conflict]:
-    if train.deterministic and STRATEGIES[strategy].variables_on_servers:
+    if train.deterministic and STRATEGIES[strategy].variables_on_ps:
         message = "on parameter_server gradients come in whatever order workers send them, so no two runs are alike"
         yield Conflict(("deterministic",), message, "another strategy", "remove `deterministic`, or change `strategy`")
 

@@ -89,7 +89,7 @@ def restrict_to_loopback(address: str | None) -> int:
 
 
 @contextlib.contextmanager
-def restricted_to_loopback(address: str | None) -> Iterator[None]:
+def restricting_to_loopback(address: str | None) -> Iterator[None]:
     """Restrict the port to loopback as soon as the code inside listens on it; later if TensorFlow holds the GIL until all peers are connected."""
     done = threading.Event()
 

@@ -19,7 +19,7 @@ _TENSORFLOW = re.compile(r"[/\\]tensorflow[/\\]")
 _TRAINER_DIRECTORY = os.path.dirname(os.path.abspath(__file__)) if "__file__" in globals() else "-"  # noqa: PTH100, PTH120 - in images without the trainer, too
 _PEER_WAITS = re.compile(re.escape(_TRAINER_DIRECTORY) + r"[/\\]engine[/\\](collectives[/\\]|parameter_server[/\\]worker_pool|peer_wait)")
 
-WORDS = {
+ACTIVITY_TEXTS = {
     "input": "in its input",
     "code": "in its code",
     "peers": "waiting for other tasks",
@@ -46,13 +46,13 @@ class Frame:
 
 @dataclass(frozen=True)
 class Activity:
-    """The activity of a task: a key of WORDS, and its detail: the innermost call, or the servers that do not answer."""
+    """The activity of a task: a key of ACTIVITY_TEXTS, and its detail: the innermost call, or the servers that do not answer."""
 
     kind: str
     detail: str = ""
 
     def __str__(self) -> str:
-        return ", ".join(filter(None, (WORDS.get(self.kind, self.kind), self.detail)))
+        return ", ".join(filter(None, (ACTIVITY_TEXTS.get(self.kind, self.kind), self.detail)))
 
 
 def no_progress_message(seconds: float, activity: Activity) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import sys
 
-DIRECTORY = "TRAINER_STACKS_DIRECTORY"  # directory of the pipes
+DIRECTORY_VARIABLE = "TRAINER_STACKS_DIRECTORY"  # directory of the pipes
 # Names of pipes.
 REGISTERED = "registered"  # each process writes a line "PID DESCRIPTOR", with its descriptor of the other pipe
 STACKS = "stacks"
@@ -25,7 +25,7 @@ def stack_signal() -> int:
 
 def register() -> None:
     """Have this process, and those that it forks, answer the signal. Does nothing without a parent that asked for it."""
-    directory = os.environ.get(DIRECTORY)
+    directory = os.environ.get(DIRECTORY_VARIABLE)
     if not directory:
         return
     try:
@@ -58,7 +58,7 @@ def _open(path: str) -> int:
 def _import_shadowed_sitecustomize() -> None:
     """Register, then import the `sitecustomize` that this file shadows in its place."""
     register()
-    own = sys.modules.pop(__name__)
+    module = sys.modules.pop(__name__)
     here = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120 - see above
     sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry or ".") != here]  # noqa: PTH100
     try:
@@ -66,7 +66,7 @@ def _import_shadowed_sitecustomize() -> None:
     except ImportError as error:
         if error.name != __name__:
             raise
-        sys.modules[__name__] = own
+        sys.modules[__name__] = module
 
 
 if __name__ == "sitecustomize":

@@ -24,7 +24,7 @@ from trainer import stack_signal
 from trainer.event_loop import EventLoop, Timer
 from trainer.process_group import is_dead, is_suspended, process_stat
 
-SOCKET_ENV = "TRAINER_STACKS"  # the path of a socket; without it, PORT of the loopback address
+SOCKET_VARIABLE = "TRAINER_STACKS"  # the path of a socket; without it, PORT of the loopback address
 PORT = 2225
 _BEGIN_TIMEOUT = 3.0  # seconds for a process to begin to write
 _IDLE_TIMEOUT = 0.3  # seconds without output after which its stacks are complete
@@ -55,14 +55,14 @@ class Stacks:
         self._waiting: list[Callable[[list[ProcessStacks]], None]] = []
         self._pipes: list[int] = []
         self._partial = b""
-        self._reading: _Reading | None = None
+        self._reading: _Collector | None = None
         self._asking = False
         self._server: socket.socket | None = None
         with contextlib.suppress(OSError):  # without pipes no process registers, and answers are empty
             if directory is not None:
                 self._make_pipes(directory)
         with contextlib.suppress(OSError):  # the port is in use, or the file system has no sockets: nothing is served
-            self._server = _listen(os.environ.get(SOCKET_ENV, ""))
+            self._server = _listen(os.environ.get(SOCKET_VARIABLE, ""))
             loop.on_ready(self._server, selectors.EVENT_READ, self._accept)
 
     def _make_pipes(self, directory: Path) -> None:
@@ -78,7 +78,7 @@ class Stacks:
         """Return variables for a task's program. A user's own program imports the file that registers it before all else."""
         if self._directory is None:
             return {}
-        variables = {stack_signal.DIRECTORY: str(self._directory)}
+        variables = {stack_signal.DIRECTORY_VARIABLE: str(self._directory)}
         if not runs_built_in_trainer:
             with contextlib.suppress(OSError):
                 site = self._directory / "python"
@@ -92,7 +92,7 @@ class Stacks:
         if self._server is not None:
             self._loop.forget(self._server)
             self._server.close()
-            if path := os.environ.get(SOCKET_ENV):
+            if path := os.environ.get(SOCKET_VARIABLE):
                 with contextlib.suppress(OSError):
                     Path(path).unlink()
 
@@ -141,7 +141,7 @@ class Stacks:
         if problem := self._ask_by_signal(pid):
             finish(problem)
         else:
-            self._reading = _Reading(self._loop, ended)
+            self._reading = _Collector(self._loop, ended)
 
     def _ask_by_signal(self, pid: int) -> str:
         """Send the signal; return why it was not sent, empty where it was."""
@@ -206,7 +206,7 @@ class Stacks:
         self._loop.on_ready(connection, selectors.EVENT_WRITE, push)
 
 
-class _Reading:
+class _Collector:
     """Collects the output of one process until it pauses."""
 
     def __init__(self, loop: EventLoop, ended: Callable[[bytes], None]) -> None:

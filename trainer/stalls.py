@@ -29,8 +29,8 @@ _STEPS = 20  # with slow steps: the limit in median steps, at least three calls 
 _MIN_FIRST_LIMIT = 1200.0  # seconds: the least limit of a phase's first call, which traces and compiles
 _MAX_CALLS = 100  # of a phase, whose times are stored
 _CHECK_INTERVAL = 5.0  # seconds between checks, or a fifth of the limit
-_LONG = frozenset({"evaluating", "saving", "callbacks"})
-_TIMED = frozenset({"starting", "training", "evaluating", "callbacks", "program"})
+_BUSY_PHASES = frozenset({"evaluating", "saving", "callbacks"})
+_JUDGED_PHASES = frozenset({"starting", "training", "evaluating", "callbacks", "program"})
 _WAITS = frozenset({"peers", "servers"})
 _BUSY_AFTER = 30.0  # seconds
 _MAX_ASKED = 3  # requests for the activity before the first step
@@ -56,7 +56,7 @@ class StallDetector:
     ) -> None:
         self._config, self._report, self._loop, self._stacks, self._prober, self._end = config, report, loop, stacks, prober, end
         self._limit = config.stalls.timeout
-        self._by_output = not config.runs_built_in_trainer
+        self._is_user_program = not config.runs_built_in_trainer
         self._pid: int | None = None
         self._timer: Timer | None = None
         self._phase, self._step = "", None  # type: str, int | None
@@ -69,14 +69,14 @@ class StallDetector:
     def begin(self, pid: int | None) -> None:
         """Watch another attempt."""
         self.cancel()
-        if self._by_output and (self._limit is None or os.isatty(STDOUT)):  # this process does not see output to a terminal
+        if self._is_user_program and (self._limit is None or os.isatty(STDOUT)):  # this process does not see output to a terminal
             return
         self._pid = pid
         self._call_times = {}
         self._step, self._suspended_at, self._investigate_from = None, 0.0, 0.0
         self._checked = time.monotonic()
         self._asked, self._activity = 0, Activity("unknown")
-        self._progress("program" if self._by_output else "")
+        self._progress("program" if self._is_user_program else "")
         self._timer = self._loop.call_later(self._interval(), self._check)
 
     def cancel(self) -> None:
@@ -87,9 +87,9 @@ class StallDetector:
 
     def on_event(self, event: Mapping[str, Any]) -> None:
         """Process an event of the training process; `heartbeat` has its phase."""
-        if self._by_output:
+        if self._is_user_program:
             self._progress("program")
-        if event["event"] != "heartbeat" or self._by_output:
+        if event["event"] != "heartbeat" or self._is_user_program:
             return
         phase, step, seconds, steps = (event.get(key) for key in ("phase", "step", "seconds", "steps"))
         if isinstance(step, int):
@@ -101,7 +101,7 @@ class StallDetector:
 
     def on_output(self) -> None:
         """Note that a program has written something."""
-        if self._by_output:
+        if self._is_user_program:
             self._progress("program")
 
     def ask(self, then: Callable[[Activity], None]) -> None:
@@ -156,18 +156,18 @@ class StallDetector:
         if self._suspended_at and now - self._suspended_at >= (self._limit or MIN_LIMIT):
             self._handle_stall(now - self._suspended_at, Activity("stopped"))
         elif (
-            self._phase in _TIMED
+            self._phase in _JUDGED_PHASES
             and now - self._last_progress >= self.limit() * (1 + self._stalled)
             and not (self._suspended_at or self._reported_again)
         ):
             if now >= self._investigate_from:
                 self._investigate_from = now + _INVESTIGATION_INTERVAL
                 self._investigate()
-        elif self._stalled and self._phase not in _TIMED and not self._suspended_at:
+        elif self._stalled and self._phase not in _JUDGED_PHASES and not self._suspended_at:
             self._progress(self._phase)  # a suspended server has continued
 
     def _report_busy(self, now: float) -> None:
-        takes_long = self._phase in _LONG and now - max(self._phase_began, self._busy_at) >= _BUSY_AFTER
+        takes_long = self._phase in _BUSY_PHASES and now - max(self._phase_began, self._busy_at) >= _BUSY_AFTER
         if takes_long and now - self._last_progress < self.limit():
             self._busy_at = now
             self._emit("busy", now - self._phase_began, phase=self._phase)

@@ -35,7 +35,7 @@ class Traits(NamedTuple):
         return self.trains and not (self.uses_servers or self.all_reduces or self.on_devices)
 
     @property
-    def variables_on_servers(self) -> bool:
+    def variables_on_ps(self) -> bool:
         """Whether the variables of the model it trains are on parameter servers."""
         return self.trains and self.uses_servers
 
@@ -56,7 +56,7 @@ STRATEGIES: Dict[Strategy, Traits] = {  # noqa: UP006
     ),
     "manual": Traits(("chief", "worker"), ("ps",), {"chief": "alone", "worker": "all", "ps": "all"}, 4, trains=False, uses_servers=True),
 }
-TRAINING: Tuple[Strategy, ...] = tuple(name for name, traits in STRATEGIES.items() if traits.trains)  # noqa: UP006
+TRAINING_STRATEGIES: Tuple[Strategy, ...] = tuple(name for name, traits in STRATEGIES.items() if traits.trains)  # noqa: UP006
 SERVER_STRATEGIES = frozenset(name for name, traits in STRATEGIES.items() if traits.uses_servers)
 
 

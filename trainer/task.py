@@ -57,7 +57,7 @@ class StopFlag:
 
 
 # Defaults; the user's own values stay.
-ENVIRONMENT = {
+ENVIRONMENT_DEFAULTS = {
     "KERAS_BACKEND": "tensorflow",
     # Wait for a peer that is not there yet instead of failing.
     "GRPC_FAIL_FAST": "use_caller",
@@ -78,7 +78,7 @@ def main() -> NoReturn:
     stack_signal.register()
     began = time.time()
     stop = StopFlag()
-    for name, value in ENVIRONMENT.items():
+    for name, value in ENVIRONMENT_DEFAULTS.items():
         os.environ.setdefault(name, value)
     task = parse(os.environ.get("TF_CONFIG"))
     settings = TrainerSettings.model_validate_json(os.environ["TRAINER_SETTINGS"])
@@ -117,11 +117,11 @@ def _run(task: TaskConfig, settings: TrainerSettings, port: PortHolder, report: 
 
     module, colon, _ = settings.train.workload.partition(":") if settings.train else ("", "", "")
     users = module if colon else ""  # the module of a workload of the user's own
-    own = os.getpid()
+    pid = os.getpid()
     try:
         return roles.run(roles.RoleContext(task, train_config(settings), port, report, stop, began))
     except PeerLostError as error:
-        _show_error(str(error), "" if report.start_step is None else f"{error_file.START_STEP}{report.start_step}")
+        _show_error(str(error), "" if report.start_step is None else f"{error_file.START_STEP_PREFIX}{report.start_step}")
         return ExitCode.PEER_LOST
     except StopError as error:
         _show_error(str(error))
@@ -129,10 +129,10 @@ def _run(task: TaskConfig, settings: TrainerSettings, port: PortHolder, report: 
     except (DivergedError, SaveError, WorkloadError) as error:
         if isinstance(error, WorkloadError) and error.__cause__ is not None:
             _show_traceback(error.__cause__, user_errors.user_frames(error.__cause__, users), task.name, full_if_none=False)
-        _show_error(str(error), f"{error_file.FINAL}{error.reason}")
+        _show_error(str(error), f"{error_file.FINAL_PREFIX}{error.reason}")
         return ExitCode.FINAL_FAILURE  # the exit code is final by itself: there may be no error file
     except SystemExit as error:
-        if os.getpid() != own:
+        if os.getpid() != pid:
             raise  # this is a process that the user's code has forked
         if stop():
             return ExitCode.STOPPED  # by a signal handler of the user's

@@ -197,8 +197,8 @@ def _cluster(value: Any, problems: list[str]) -> dict[str, tuple[str, ...]]:
             problems.append(f"{path} has an unknown task type {role!r}; expected {', '.join(CLUSTER_ROLES)}; {_role_remedy(role)}")
             continue
         cluster[role] = _addresses(f"{path}.{role}", listed, problems)
-    _check_shape(value, problems)
-    _check_shared(cluster, problems)
+    _check_one_chief(value, problems)
+    _check_distinct_addresses(cluster, problems)
     return cluster
 
 
@@ -229,7 +229,7 @@ def _addresses(path: str, listed: Any, problems: list[str]) -> tuple[str, ...]:
     return tuple(checked)
 
 
-def _check_shape(cluster: dict[str, Any], problems: list[str]) -> None:
+def _check_one_chief(cluster: dict[str, Any], problems: list[str]) -> None:
     """Report clusters that no strategy can use."""
     chiefs = cluster.get("chief")
     if isinstance(chiefs, (list, dict)) and len(chiefs) > 1:
@@ -238,7 +238,7 @@ def _check_shape(cluster: dict[str, Any], problems: list[str]) -> None:
         )
 
 
-def _check_shared(cluster: dict[str, tuple[str, ...]], problems: list[str]) -> None:
+def _check_distinct_addresses(cluster: dict[str, tuple[str, ...]], problems: list[str]) -> None:
     owners: dict[str, list[str]] = {}
     for role, addresses in cluster.items():
         for index, address in enumerate(addresses):

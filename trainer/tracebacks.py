@@ -9,7 +9,7 @@ import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from trainer.error_line import PERMANENT, line_of
+from trainer.error_line import PERMANENT_OS_ERRORS, exception_line
 
 _HEADER = "Traceback (most recent call last):"
 _FRAME = re.compile(r'  File "([^"]+)", line (\d+)')
@@ -102,16 +102,16 @@ def _last(lines: list[str]) -> ExceptionSummary | None:
     exception = _EXCEPTION.match(lines[end])
     assert exception is not None  # noqa: S101 - _find says so
     frames = [(_GENERATED.sub("autograph", match[1]), match[2]) for line in lines[first:end] if (match := _FRAME.match(line))]
-    own = next((frame for frame in reversed(frames) if not _FOREIGN.search(frame[0])), None)
+    user_frame = next((frame for frame in reversed(frames) if not _FOREIGN.search(frame[0])), None)
     kind = exception[1].rpartition(".")[2]
-    line = line_of(kind, "\n".join([exception[2] or "", *lines[end + 1 :]]))
+    line = exception_line(kind, "\n".join([exception[2] or "", *lines[end + 1 :]]))
     line = line[:-2] if line.endswith(": ") else line
     advice = remedy(line)
-    shown = (f"{line} ({':'.join(own)})" if own else line) + (f"; {advice}" if advice else "")
+    shown = (f"{line} ({':'.join(user_frame)})" if user_frame else line) + (f"; {advice}" if advice else "")
     # In a chain of exceptions, the first one names a lost peer.
     printed = "\n".join(lines[_chain(lines, first) :])
     transient = is_transient([kind, *KIND.findall(printed)], printed)
-    fingerprint = f"{kind} at {':'.join(own or frames[-1])}, in {':'.join(frames[-1])}"
+    fingerprint = f"{kind} at {':'.join(user_frame or frames[-1])}, in {':'.join(frames[-1])}"
     # The program may have logged this exception and continued: then the output after it must be the same, too.
     since = [line for line in lines[end + 1 :] if line.strip() and not _LOG.match(line)]
     fingerprint += f", {zlib.crc32(_TIME.sub('#', chr(10).join(since)).encode()):08x} since" if since and not advice else ""
@@ -160,5 +160,5 @@ def is_transient(kinds: Iterable[str], text: str) -> bool:
 
 def _is_transient_kind(kind: str) -> bool:
     known = getattr(builtins, kind, None)
-    system = isinstance(known, type) and issubclass(known, OSError) and kind not in PERMANENT
+    system = isinstance(known, type) and issubclass(known, OSError) and kind not in PERMANENT_OS_ERRORS
     return system or bool(_TRANSIENT_KIND.search(kind))

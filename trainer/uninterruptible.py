@@ -19,39 +19,43 @@ _FINAL = frozenset({ExitCode.DONE, ExitCode.FINAL_FAILURE})
 class UninterruptibleExit:
     """Reports such a process, and calls `ended(code)` if no attempt follows; else, after ten minutes, `abandon(pid)`.
 
+    No attempt follows a final exit code, nor if the task is asked to stop (`stopping()`).
+
     Another attempt would wait for the same volume, and the process keeps a server's port.
     """
 
     child: Child
     loop: EventLoop
     report: Callable[..., None]
+    stopping: Callable[[], bool]
     ended: Callable[[int], None]
     abandon: Callable[[int], None]
 
-    def watch(self, stopping: Callable[[], bool]) -> None:
-        """Watch the current process of `child` until it is reaped. `stopping` returns whether the task is asked to stop."""
+    def watch(self) -> None:
+        """Watch the current process of `child` until it is reaped."""
         if self.child.pid is not None:
-            self._poll_later(self.child.pid, 0, stopping)
+            self._poll_later(self.child.pid, 0)
 
-    def _poll_later(self, pid: int, confirmations: int, stopping: Callable[[], bool]) -> None:
-        self.loop.call_later(_POLL_INTERVAL, lambda: self._poll(pid, confirmations, stopping))
+    def _poll_later(self, pid: int, polls: int) -> None:
+        self.loop.call_later(_POLL_INTERVAL, lambda: self._poll(pid, polls))
 
-    def _poll(self, pid: int, confirmations: int, stopping: Callable[[], bool]) -> None:
+    def _poll(self, pid: int, polls: int) -> None:
+        """Poll the process; the last `polls` in a row have found it dead."""
         if self.child.pid != pid:
             return
         code = _code_of_dead_leader(pid)
-        if code is None or confirmations + 1 < _CONFIRMATIONS:
-            self._poll_later(pid, 0 if code is None else confirmations + 1, stopping)
+        if code is None or polls + 1 < _CONFIRMATIONS:
+            self._poll_later(pid, 0 if code is None else polls + 1)
             return
-        if confirmations + 1 == _CONFIRMATIONS:
+        if polls + 1 == _CONFIRMATIONS:
             self.report(
                 "notice", message=f"process {pid} has ended, except for a write to a volume that does not answer, which no signal ends"
             )
-        if stopping() or code in _FINAL:
+        if self.stopping() or code in _FINAL:
             self.child.pid = None
             self.ended(code)
-        elif confirmations < _MAX_POLLS:
-            self._poll_later(pid, confirmations + 1, stopping)
+        elif polls < _MAX_POLLS:
+            self._poll_later(pid, polls + 1)
         else:
             self.abandon(pid)
 

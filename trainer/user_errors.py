@@ -13,7 +13,7 @@ import traceback
 from collections.abc import Iterator
 from pathlib import Path
 
-from trainer.error_line import PERMANENT, error_line
+from trainer.error_line import PERMANENT_OS_ERRORS, error_line
 from trainer.stack_reading import Frame
 from trainer.tf_config import task_name
 from trainer.tracebacks import KIND, is_transient, remedy
@@ -31,10 +31,10 @@ _EARLIER = 3  # causes of an error to follow, at most
 
 def user_frames(error: BaseException, module: str = "") -> list[Frame]:
     """Return the frames of the user's files, the innermost last. `module` is the user's, wherever it is installed."""
-    own = _package_of(module)
+    package = _package_of(module)
     frames = [Frame(f.filename, f.lineno or 0, f.name) for f in traceback.extract_tb(error.__traceback__)]
     frames += [Frame(file, int(line), function) for file, line, function in _IN_MESSAGE.findall(str(error))]
-    found = [frame for frame in frames if _is_users(frame.file, own)]
+    found = [frame for frame in frames if _is_users(frame.file, package)]
     if not found and len(earlier := list(_earlier(error))) > 0:
         return user_frames(earlier[0], module)
     return list(dict.fromkeys(found))
@@ -83,7 +83,7 @@ def fingerprint(error: BaseException, frames: list[Frame], start: int) -> str:
 
 def _is_transient(error: BaseException) -> bool:
     names = {kind.__name__ for kind in type(error).__mro__}
-    if names & PERMANENT or (isinstance(error, OSError) and error.errno == errno.EROFS):
+    if names & PERMANENT_OS_ERRORS or (isinstance(error, OSError) and error.errno == errno.EROFS):
         return False
     # TensorFlow quotes the error of a dataset's function. Only the error line, as other lines may have the CANCELLED that follows from any error.
     return is_transient([*names, *KIND.findall(str(error))], _line(error))
@@ -93,11 +93,11 @@ def _line(error: BaseException) -> str:
     return error_line(error) if isinstance(error, Exception) else f"{type(error).__name__}: {error}"
 
 
-def _is_users(file: str, own: str | None) -> bool:
+def _is_users(file: str, package: str | None) -> bool:
     if file.startswith("<") or _GENERATED in file:
         return False
     path = str(Path(file).resolve())
-    if own and path.startswith(own):
+    if package and path.startswith(package):
         return True
     return not any(path.startswith((f"{directory}/", f"{Path(directory).resolve()}/")) for directory in _FOREIGN)
 

@@ -21,7 +21,7 @@ from launcher.plan import role_rules
 from launcher.runs.reasons import LastError
 from launcher.runs.status import EndedAttempt, RunStatus, State, TaskStatus
 from trainer.events import finite
-from trainer.exit_codes import SIGKILL, ExitCode, describe
+from trainer.exit_codes import SIGKILL_EXIT_CODE, ExitCode, describe
 
 # The exit codes of `up` and `wait`; docs/cli.md has the same table.
 EXIT_CODES: dict[State, int] = {
@@ -34,7 +34,7 @@ EXIT_CODES: dict[State, int] = {
 
 _LAST_LINES = 200
 # Exits that are no error of the task itself: a lost peer, a kill, a stop; None is not known.
-_NO_OWN_ERROR = frozenset({None, int(ExitCode.PEER_LOST), int(ExitCode.STOPPED), SIGKILL})
+_NO_OWN_ERROR = frozenset({None, int(ExitCode.PEER_LOST), int(ExitCode.STOPPED), SIGKILL_EXIT_CODE})
 
 
 def summary(status: RunStatus, code: int) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from launcher.spec.names import RUN_VOLUME, TMP
 from launcher.spec.quantities import parse_memory
 from launcher.spec.role_programs import container_secrets, has_init_containers, has_sidecars, has_tensorboard, storage_of
 from launcher.spec.rules import is_directory_name
-from trainer.strategies import TRAINING, is_server
+from trainer.strategies import TRAINING_STRATEGIES, is_server
 
 # How often the engine restarts a container. It cannot distinguish exit codes, and the trainer retries by itself inside its container,
 # so the engine only restarts a trainer that was killed or has no peers. See docs/decisions/0007.
@@ -118,7 +118,7 @@ def _header(source: RenderSource) -> str:
     images = all_for(spec)
     has_volume = storage_of(spec) is not None
     verb, stored, next_up = "runs;  ", "results", "runs it again from its beginning"
-    if spec.train is not None and plan.strategy in TRAINING:
+    if spec.train is not None and plan.strategy in TRAINING_STRATEGIES:
         verb, stored, next_up = "trains;", "checkpoints", "continues from the last checkpoint" if has_volume else next_up
     elif spec.train is None and has_volume:
         stored, next_up = "your program's files", "starts your program again, with its files"

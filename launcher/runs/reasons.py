@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from launcher.runs.progress import integer, number, text
 from launcher.runs.status import RunStatus, State
 from trainer.events import Event, first_step_message
-from trainer.exit_codes import SIGKILL, describe
+from trainer.exit_codes import SIGKILL_EXIT_CODE, describe
 from trainer.stack_reading import Activity
 
 # Reasons of a run that was stopped; with SIGQUIT or `--now` at once.
@@ -27,8 +27,8 @@ _FORGOTTEN_AFTER = 100  # lines: if more follow an error, the program has ended 
 def killed_task_messages(status: RunStatus) -> Iterator[str]:
     """Yield a message for each task of a stopped run that had to be killed: its unsaved work is lost."""
     for task in status.tasks:
-        if task.state is State.STOPPED and task.exit_code == SIGKILL:
-            yield f"{task.name}: {task.reason or describe(SIGKILL)}"
+        if task.state is State.STOPPED and task.exit_code == SIGKILL_EXIT_CODE:
+            yield f"{task.name}: {task.reason or describe(SIGKILL_EXIT_CODE)}"
 
 
 def cause_of(event: Event) -> str:
@@ -126,7 +126,7 @@ def blocked_by_hardening(reason: str) -> bool:
 def reports_kill(event: Event) -> bool:
     """Return whether a `failed` or `restarting` event reports that the process got SIGKILL."""
     code = integer(event, "process_exit_code")
-    return (integer(event, "exit_code") if code is None else code) == SIGKILL
+    return (integer(event, "exit_code") if code is None else code) == SIGKILL_EXIT_CODE
 
 
 def cause_with_output(event: Event, last: LastError) -> str:

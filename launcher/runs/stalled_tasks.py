@@ -15,7 +15,7 @@ _EVENT_TIMEOUT = 30.0  # seconds: a task that makes progress writes an event at 
 
 @dataclass
 class Stall:
-    """The activity of a task without progress, a key of trainer.stack_reading.WORDS, and since when; empty while it makes progress."""
+    """The activity of a task without progress, a key of trainer.stack_reading.ACTIVITY_TEXTS, and since when; empty while it makes progress."""
 
     activity: str = ""
     since: float | None = None

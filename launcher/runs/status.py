@@ -51,7 +51,7 @@ class TaskStatus:
     exit_code: int | None = None
     started: float | None = None
     ended: float | None = None
-    stalled: str = ""  # the activity of a task without progress: a key of trainer.stack_reading.WORDS
+    stalled: str = ""  # the activity of a task without progress: a key of trainer.stack_reading.ACTIVITY_TEXTS
     stalled_since: float | None = None
     heard: float | None = None  # the time of its last event
     # The task's own last progress, if it reports any.

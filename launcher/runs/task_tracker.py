@@ -9,10 +9,10 @@ from launcher.runs.reasons import LastError, StartPhase, cause_with_output, out_
 from launcher.runs.stalled_tasks import Stall
 from launcher.runs.status import EndedAttempt, State, TaskStatus
 from trainer.events import Event
-from trainer.exit_codes import SIGKILL, ExitCode, describe
+from trainer.exit_codes import SIGKILL_EXIT_CODE, ExitCode, describe
 
 _HISTORY_LENGTH = 500  # that are remembered: a task with `restart: always` has no limit of them, and each is written to the state file
-_SIGNAL_CODES = frozenset({SIGKILL, ExitCode.STOPPED})
+_SIGNAL_CODES = frozenset({SIGKILL_EXIT_CODE, ExitCode.STOPPED})
 
 
 @dataclass
@@ -117,7 +117,7 @@ class TaskTracker:
 
     def remedy(self, state: State) -> str:
         """Return the remedy for the task in that state; empty if none is known."""
-        killed = self.killed or self.code == SIGKILL
+        killed = self.killed or self.code == SIGKILL_EXIT_CODE
         return out_of_memory_remedy(self.name, limited=self.limited_memory) if killed and state is State.FAILED else ""
 
     def status(self) -> TaskStatus:

@@ -18,7 +18,7 @@ from launcher.spec.role_programs import ROLES, containers_of, leading_role, role
 from launcher.spec.rule_context import RuleContext, entries_of, resolved
 from trainer.settings import Train, direction
 from trainer.settings_rules import conflicts
-from trainer.strategies import STRATEGIES, TRAINING, Strategy, Traits
+from trainer.strategies import STRATEGIES, TRAINING_STRATEGIES, Strategy, Traits
 from trainer.workloads import catalog
 
 # Without regular expression features that JSON Schema lacks.
@@ -159,7 +159,7 @@ def settings_fit(context: RuleContext) -> Iterator[Finding]:
 def early_stopping_has_evaluations(context: RuleContext) -> Iterator[Finding]:
     """Early stopping needs evaluations."""
     train = context.spec.train
-    if context.spec.roles.evaluator is not None or context.spec.strategy not in TRAINING:
+    if context.spec.roles.evaluator is not None or context.spec.strategy not in TRAINING_STRATEGIES:
         return
     if train and train.early_stopping and not catalog.with_defaults(train, context.spec.strategy).evaluate.every_steps:
         message = "early stopping without evaluations: `train.evaluate.every_steps` is 0"
@@ -180,7 +180,7 @@ def enough_workers(context: RuleContext) -> Iterator[Finding]:
 def evaluator_has_work(context: RuleContext) -> Iterator[Finding]:
     """An evaluator has checkpoints to evaluate; `train.evaluate.every_steps` is only for a chief without an evaluator."""
     train = context.spec.train
-    if train is None or context.spec.roles.evaluator is None or context.spec.strategy not in TRAINING:
+    if train is None or context.spec.roles.evaluator is None or context.spec.strategy not in TRAINING_STRATEGIES:
         return
     merged = catalog.with_defaults(train)
     if merged.checkpoint.every_steps is None and merged.checkpoint.every_seconds is None:

@@ -5,7 +5,7 @@ from launcher.spec import names
 from launcher.spec.problems import FieldError
 from launcher.spec.rules import check_workload
 from trainer.settings import Train
-from trainer.strategies import TRAINING
+from trainer.strategies import TRAINING_STRATEGIES
 from trainer.workloads.catalog import CATALOG, with_defaults
 
 _HEAD = """\
@@ -92,7 +92,7 @@ def starter_spec(name: str, workload: str | None, strategy: str) -> str:
     entry = CATALOG.get(workload or "")
     if entry and strategy not in entry.strategies:
         raise UsageError(f"{workload} does not run with strategy {strategy}", f"use one of: {', '.join(entry.strategies)}")
-    trains = strategy in TRAINING
+    trains = strategy in TRAINING_STRATEGIES
     roles = "\n".join(f"  {line}" for line in (*_ROLES[strategy], *[_EVALUATOR] * trains))
     work = _COMMAND if workload is None else _train(workload, _TRAIN if trains else _PROGRAM)
     return _HEAD.format(name=_quoted(name), strategy=strategy, roles=roles) + "\n" + work + _TAIL

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from functools import partial
 
 from trainer.event_loop import EventLoop
-from trainer.peers import ConnectError, ConnectionProber
+from trainer.peers import ConnectionProber, FailureReason
 
 
 class FakeClockLoop(EventLoop):
@@ -36,7 +36,7 @@ class FakeProber(ConnectionProber):
         self.reachable: set[str] = set()
         self.probed: list[str] = []
 
-    def ask(self, address: str, then: Callable[[ConnectError], None]) -> None:
+    def ask(self, address: str, then: Callable[[FailureReason], None]) -> None:
         """See ConnectionProber.ask."""
         self.probed.append(address)
         self._loop.call_later(0, partial(then, None if address in self.reachable else "connection refused"))

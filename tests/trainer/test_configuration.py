@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.golden_messages import Golden
-from trainer.command_settings import VARIABLE, load, parse_document
+from trainer.command_settings import SETTINGS_VARIABLE, load, parse_document
 from trainer.configuration import check_fit, validated
 from trainer.settings import TrainerSettings
 from trainer.strategies import STRATEGIES, Strategy
@@ -17,7 +17,7 @@ RIGHT: dict[str, Any] = {"run": "a", "run_dir": "/runs/a", "scratch_dir": "/tmp/
 
 
 def from_json(text: str) -> TrainerSettings:
-    return validated(parse_document(text), VARIABLE)
+    return validated(parse_document(text), SETTINGS_VARIABLE)
 
 
 def from_file(path: Path) -> TrainerSettings:

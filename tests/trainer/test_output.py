@@ -169,8 +169,8 @@ def test_a_program_that_never_pauses_does_not_hold_up_its_task_without_a_reader(
             return next(reads)
 
     output = Output()
-    monkeypatch.setattr(output, "_pipe", Endless())
-    monkeypatch.setattr(output._sink, "_closed", True)
+    monkeypatch.setattr(output, "_stdout_pipe", Endless())
+    monkeypatch.setattr(output._stdout_sink, "_closed", True)
     output.take()
     assert next(reads), "StopIteration: it read all that the program wrote"
 

@@ -30,7 +30,7 @@ def die_with_parent(**variables: str) -> tuple[int, bytes]:
 
 
 def test_a_process_whose_parent_died_before_the_call_is_killed() -> None:
-    assert die_with_parent(**{parent_death.PARENT_PID: "1"}) == (-9, b"")
+    assert die_with_parent(**{parent_death.PARENT_PID_VARIABLE: "1"}) == (-9, b"")
 
 
 def test_a_process_without_a_registered_parent_lives() -> None:
@@ -40,7 +40,7 @@ def test_a_process_without_a_registered_parent_lives() -> None:
 def test_a_wrapped_program_is_the_same_process_and_sees_nothing_of_the_wrapper(tmp_path: Path) -> None:
     # Python's own module must be imported, not the file of that name in the working directory.
     (tmp_path / "signal.py").write_text("raise SystemExit('the wrong module')")
-    script = f"echo $$ [${parent_death.PARENT_PID}] [${parent_death.PARENT_PIPE}]"
+    script = f"echo $$ [${parent_death.PARENT_PID_VARIABLE}] [${parent_death.PARENT_PIPE_VARIABLE}]"
     with subprocess.Popen(
         parent_death.wrapped(["sh", "-c", script]),
         env={**os.environ, **parent_death.child_environment(), "PYTHONPATH": str(tmp_path)},

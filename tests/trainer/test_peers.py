@@ -166,7 +166,16 @@ def test_peers_need_not_be_reachable_at_the_same_time(loop: EventLoop, ports: An
         pytest.fail("the time has not passed")
 
     addresses = {"ps-0": first, "ps-1": second}
-    PeerWait(loop, ConnectionProber(loop), addresses, timeout=15, waiting=waiting, complete=complete, timed_out=timed_out, first=0.3)
+    PeerWait(
+        loop,
+        ConnectionProber(loop),
+        addresses,
+        timeout=15,
+        on_waiting=waiting,
+        on_complete=complete,
+        on_timeout=timed_out,
+        first_report_after=0.3,
+    )
     loop.run()
     assert reports == [[{"task": "ps-1", "address": second, "reason": "connection refused"}]]
     assert len(completed) == 1
@@ -176,7 +185,7 @@ def test_nothing_is_reported_without_peers(loop: EventLoop) -> None:
     def never(*_: Any) -> None:
         pytest.fail("there is no peer to wait for")
 
-    PeerWait(loop, ConnectionProber(loop), {}, timeout=0.1, waiting=never, complete=never, timed_out=never, first=0.05)
+    PeerWait(loop, ConnectionProber(loop), {}, timeout=0.1, on_waiting=never, on_complete=never, on_timeout=never, first_report_after=0.05)
     loop.call_later(0.4, loop.stop)
     loop.run()
 
@@ -257,9 +266,9 @@ def test_a_missing_step_is_reported_repeatedly_once_all_peers_are_reached(clocke
         prober,
         {"ps-0": "a:1"},
         timeout=60,
-        waiting=lambda missing, seconds: reports.append((missing, seconds)),
-        complete=lambda _seconds: None,
-        timed_out=lambda _missing: pytest.fail("the peer was reachable"),
+        on_waiting=lambda missing, seconds: reports.append((missing, seconds)),
+        on_complete=lambda _seconds: None,
+        on_timeout=lambda _missing: pytest.fail("the peer was reachable"),
         no_step_report=60,
     )
     clocked.advance(3)
@@ -278,9 +287,9 @@ def test_missing_peers_are_reported_soon_then_rarely_and_at_each_change_until_th
         prober,
         {"ps-0": "a:1", "ps-1": "b:1"},
         timeout=60,
-        waiting=lambda missing, seconds: reports.append((seconds, [peer["task"] for peer in missing])),
-        complete=lambda seconds: outcomes.append(f"complete after {seconds:g} s"),
-        timed_out=lambda missing: outcomes.append(" ".join(f"{peer['task']}: {peer['reason']}" for peer in missing)),
+        on_waiting=lambda missing, seconds: reports.append((seconds, [peer["task"] for peer in missing])),
+        on_complete=lambda seconds: outcomes.append(f"complete after {seconds:g} s"),
+        on_timeout=lambda missing: outcomes.append(" ".join(f"{peer['task']}: {peer['reason']}" for peer in missing)),
     )
     clocked.advance(4)
     assert reports == []

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from tests.golden_messages import Golden
-from trainer.error_file import FINAL, START_STEP
+from trainer.error_file import FINAL_PREFIX, START_STEP_PREFIX
 from trainer.restart_in_place import SAME_AGAIN, NoRestart, RestartHistory, RestartInPlace, RestartPolicy, cause_of, decide_restart
 
 POLICY = RestartPolicy(max_restarts=3)
@@ -65,18 +65,18 @@ def test_a_stop_never_counts(code: int) -> None:
 
 def test_a_peer_lost_after_a_minute_does_not_count_while_training_progresses() -> None:
     used_up = RestartHistory(restarts=3, fingerprint="an error", lost_from=0)
-    late = decide_restart(75, 200, used_up, POLICY, f"{START_STEP}50", connected=61)
+    late = decide_restart(75, 200, used_up, POLICY, f"{START_STEP_PREFIX}50", connected=61)
     assert isinstance(late, RestartInPlace)
     assert late.history == RestartHistory(restarts=3, recent_exits=1, fingerprint="an error", lost_from=50)
-    for fingerprint in (f"{START_STEP}50", f"{START_STEP}0", ""):  # no progress, or a program that does not report it
+    for fingerprint in (f"{START_STEP_PREFIX}50", f"{START_STEP_PREFIX}0", ""):  # no progress, or a program that does not report it
         assert isinstance(decide_restart(75, 200, late.history, POLICY, fingerprint, connected=61), NoRestart)
-    assert isinstance(decide_restart(75, 200, used_up, POLICY, f"{START_STEP}50", connected=59), NoRestart)
+    assert isinstance(decide_restart(75, 200, used_up, POLICY, f"{START_STEP_PREFIX}50", connected=59), NoRestart)
     assert isinstance(decide_restart(1, 200, used_up, POLICY, "from step 50: model.py:3: KeyError", connected=61), NoRestart)
 
 
 def test_peers_lost_before_any_step_keep_the_last_known_step() -> None:
     history = RestartHistory(lost_from=500)
-    for fingerprint in ("", f"{START_STEP}0", f"{START_STEP}500"):
+    for fingerprint in ("", f"{START_STEP_PREFIX}0", f"{START_STEP_PREFIX}500"):
         lost = decide_restart(75, 200, history, POLICY, fingerprint, connected=61)
         assert isinstance(lost, RestartInPlace)
         assert (lost.history.lost_from, lost.history.restarts) == (500, history.restarts + 1)
@@ -124,7 +124,7 @@ def test_the_same_failure_after_long_attempts_is_retried_up_to_the_limit() -> No
 
 
 def test_a_final_failure_ends_the_task_at_once_with_its_own_cause() -> None:
-    assert decide_restart(2, 10, RestartHistory(), POLICY, f"{FINAL}training has diverged") == NoRestart(2, "training has diverged")
+    assert decide_restart(2, 10, RestartHistory(), POLICY, f"{FINAL_PREFIX}training has diverged") == NoRestart(2, "training has diverged")
 
 
 def test_a_lost_peer_between_two_equal_failures_does_not_make_them_differ() -> None:

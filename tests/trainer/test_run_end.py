@@ -15,7 +15,7 @@ import pytest
 from tests.processes import free_port
 from tests.trainer.clocked import FakeClockLoop
 from tests.trainer.conftest import Ports, TrainerProcess, Trainers
-from trainer.run_end import FAILED, RUNNING, SUCCEEDED, RunEndRules, RunEndServer, RunEndTask, Status, ask, run_end_task
+from trainer.run_end import FAILED, RUNNING, SUCCEEDED, RunEndRules, RunEndServer, RunEndStatus, RunEndTask, ask, run_end_task
 from trainer.tf_config import TaskConfig, parse
 
 pytestmark = pytest.mark.takes_minutes  # mostly waiting, while other tests compute
@@ -237,7 +237,7 @@ def test_a_lost_required_task_is_the_cause_not_another_that_has_failed() -> None
     tasks = frozenset({"worker-0", "ps-0"})
     address = f"127.0.0.1:{free_port()}"
     chief = RunEndTask("run", "chief", "chief", address, address, frozenset({"worker-0"}), tasks, orphan_timeout=0)
-    ended: list[Status] = []
+    ended: list[RunEndStatus] = []
     with FakeClockLoop() as loop:
         leader = RunEndServer(chief, loop)
         answer = leader._answer({"run": "run", "task": "ps-0", "state": FAILED})
@@ -245,14 +245,14 @@ def test_a_lost_required_task_is_the_cause_not_another_that_has_failed() -> None
         answer[1]()
         leader.succeed(ended.append)
         loop.advance(1)
-    assert ended == [Status(FAILED, "worker-0 was gone for 0 s")]
+    assert ended == [RunEndStatus(FAILED, "worker-0 was gone for 0 s")]
 
 
 def test_a_required_task_that_the_engine_has_started_again_does_not_fail_the_run() -> None:
     """Plain `docker compose up` restarts a container after any failure."""
     address = f"127.0.0.1:{free_port()}"
     tasks = frozenset({"worker-0"})
-    ended: list[Status] = []
+    ended: list[RunEndStatus] = []
     with FakeClockLoop() as loop:
         leader = RunEndServer(RunEndTask("run", "chief", "chief", address, address, tasks, tasks), loop)
 
@@ -271,7 +271,7 @@ def test_a_required_task_that_the_engine_has_started_again_does_not_fail_the_run
         assert (leader._status.state, ended) == (SUCCEEDED, [])  # the task does not know it yet
         report(SUCCEEDED)
         loop.advance(1)
-    assert ended == [Status(SUCCEEDED)]
+    assert ended == [RunEndStatus(SUCCEEDED)]
 
 
 def test_a_finished_task_that_is_stopped_before_the_run_has_succeeded_exits_for_a_restart(start: Start) -> None:
@@ -329,7 +329,7 @@ def test_a_leader_serves_once_its_predecessor_has_left_the_port() -> None:
             loop.advance(3)
             assert not leader.answers
         loop.advance(3)
-    assert ask(RunEndTask("run", "ps-0", "chief", address, address)) == Status(RUNNING)
+    assert ask(RunEndTask("run", "ps-0", "chief", address, address)) == RunEndStatus(RUNNING)
 
 
 @pytest.mark.parametrize("character", ["x", "\x00", "\N{SNOWMAN}", "\N{GRINNING FACE}", "\udcff"])

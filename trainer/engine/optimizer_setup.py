@@ -17,7 +17,7 @@ _CLIPS = {"clip_value": "clipvalue", "clip_norm": "clipnorm", "clip_global_norm"
 
 # Option of an optimizer that acts only in some steps -> the kinds of strategies on which TensorFlow does not support it, and the remedy.
 _UNSUPPORTED_OPTIONS = {
-    "gradient_accumulation_steps": (("on_devices", "variables_on_servers"), "leave it out and set train.gradients.accumulate"),
+    "gradient_accumulation_steps": (("on_devices", "variables_on_ps"), "leave it out and set train.gradients.accumulate"),
     "ema_overwrite_frequency": (("on_devices",), "leave it out: evaluations and exports use the averages of use_ema anyway"),
 }
 _NOT_ON_SERVERS = "and parameter servers do not do that; set mixed_bfloat16, which needs no scaling"
@@ -34,7 +34,7 @@ def prepare(config: TrainConfig) -> None:
     keras.utils.set_random_seed(config.seed)
     if config.train.precision != "float32":
         keras.config.set_dtype_policy(config.train.precision)
-    elif _scales_loss() and STRATEGIES[config.strategy].variables_on_servers:
+    elif _scales_loss() and STRATEGIES[config.strategy].variables_on_ps:
         raise WorkloadError(
             f"the code of {config.train.workload} sets Keras's policy mixed_float16, which scales the loss step by step, {_NOT_ON_SERVERS}"
         )
@@ -70,7 +70,7 @@ def optimizer(workload: Workload | Agent, config: TrainConfig, examples_per_step
     if isinstance(given, keras.optimizers.LossScaleOptimizer):  # the workload's, or that of Keras's compile for a model in float16
         own, scale = given.inner_optimizer, {name: getattr(given, name) for name in ("initial_scale", "dynamic_growth_steps")}
     scales = bool(scale) or _scales_loss() or config.train.precision == "mixed_float16"
-    if scales and STRATEGIES[config.strategy].variables_on_servers:
+    if scales and STRATEGIES[config.strategy].variables_on_ps:
         raise WorkloadError(
             f"{config.train.workload} scales the loss step by step (the policy mixed_float16, or a LossScaleOptimizer), {_NOT_ON_SERVERS}"
         )

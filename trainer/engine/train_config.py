@@ -5,7 +5,7 @@ from pathlib import Path
 
 from trainer.engine.epochs import EpochLength
 from trainer.settings import CheckpointSettings, Export, Train, TrainerSettings
-from trainer.strategies import TRAINING, Strategy
+from trainer.strategies import TRAINING_STRATEGIES, Strategy
 from trainer.workloads.catalog import CATALOG, with_defaults
 from trainer.workloads.errors import WorkloadError
 
@@ -53,7 +53,7 @@ def train_config(settings: TrainerSettings) -> TrainConfig:
     if settings.train is None:
         raise WorkloadError("the settings have no `train` section; give one, or run a command: trainer -- python train.py")
     train = with_defaults(settings.train, settings.strategy)
-    if settings.strategy in TRAINING and ((train.steps is None and train.epochs is None) or train.batch_size is None):
+    if settings.strategy in TRAINING_STRATEGIES and ((train.steps is None and train.epochs is None) or train.batch_size is None):
         raise WorkloadError(
             f"train.steps is {train.steps} and train.batch_size {train.batch_size} for {train.workload}; give both a number"
         )
@@ -88,6 +88,6 @@ def train_config(settings: TrainerSettings) -> TrainConfig:
 
 def _export(settings: TrainerSettings, train: Train) -> Export | None:
     # An evaluator has time to export. A chief takes it from training: by default only for a user's own model.
-    own = settings.strategy in TRAINING and train.workload not in CATALOG
+    own = settings.strategy in TRAINING_STRATEGIES and train.workload not in CATALOG
     export = train.export or (Export() if settings.has_evaluator or own else None)
     return export if export and export.formats else None

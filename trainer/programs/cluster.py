@@ -88,8 +88,8 @@ class Cluster:
             None,
         )
         if found is None:
-            has = ", ".join(devices.parse(one).own for one in task.devices)
-            self.notice(f"{task.name} has no {requested.own}, it has {has}: its operations run on its CPU")
+            has = ", ".join(devices.parse(one).name_in_task for one in task.devices)
+            self.notice(f"{task.name} has no {requested.name_in_task}, it has {has}: its operations run on its CPU")
         return found or task.cpu
 
     def each(self, function: Callable[..., Result], *items: Sequence[Any]) -> list[Result]:

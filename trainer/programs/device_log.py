@@ -23,7 +23,7 @@ HEADERS = ("OPERATION", "NAME", "TIMES", "TASK", "DEVICE", "ASKED FOR")
 _MAX_ROWS = 500  # limits memory for a program that gives each operation a new name
 _FUNCTION = re.compile(r"__(?:inference|forward|backward)_(.+)_\d+")
 # Operations of TensorBoard summaries, which are not the program's computation.
-_HOUSEKEEPING = re.compile(r"Write\w*Summary|\w*SummaryWriter|SummaryWriter\w*")
+_SUMMARY_OPERATIONS = re.compile(r"Write\w*Summary|\w*SummaryWriter|SummaryWriter\w*")
 
 _Row = tuple[str, str, str, str]  # operation, name, device, requested device if it is another one
 
@@ -81,11 +81,11 @@ class DeviceLog:
     def rows(self) -> list[tuple[str, ...]]:
         """Return the table's rows, with the columns of HEADERS, in the order in which operations first ran."""
         return [
-            (operation, name, str(count.times), (device := _device(ran)).task or "", device.own, requested_device)
+            (operation, name, str(count.times), (device := _device(ran)).task or "", device.name_in_task, requested_device)
             for (operation, name, ran, requested_device), count in self._ordered()
         ]
 
-    def elsewhere(self) -> list[str]:
+    def misplaced(self) -> list[str]:
         """Return a message for each operation that did not run on the requested device."""
         return [
             f"{operation} ran on {_device(ran)} and not on {requested_device}, which cannot run it or lacks its inputs"
@@ -120,7 +120,7 @@ class DeviceLog:
     ) -> None:
         """Record one operation; TensorFlow calls this after each, also when it is added to a graph."""
         operation = str(tf.compat.as_str(op_type))  # a function's name comes as bytes
-        if graph is not None or _HOUSEKEEPING.fullmatch(operation):
+        if graph is not None or _SUMMARY_OPERATIONS.fullmatch(operation):
             return
         requested_device = context.context().device_name or ""
         function = _FUNCTION.fullmatch(operation)

@@ -28,12 +28,12 @@ class Device:
     number: int | None = None
 
     @property
-    def own(self) -> str:
-        """The name within its task, such as gpu:1."""
+    def name_in_task(self) -> str:
+        """The name within its task, e.g. gpu:1."""
         return self.kind or "" if self.number is None else f"{self.kind}:{self.number}"
 
     def __str__(self) -> str:
-        return "/".join(part for part in (self.task, self.own) if part)
+        return "/".join(part for part in (self.task, self.name_in_task) if part)
 
     def covers(self, other: "Device") -> bool:
         """Return whether this name matches the device `other`."""

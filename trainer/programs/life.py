@@ -16,7 +16,7 @@ from trainer.programs.sharded_board import Strips
 from trainer.workloads.catalog import LifeParams
 from trainer.workloads.errors import WorkloadError
 
-_FRAME = 200  # milliseconds
+_FRAME_MILLISECONDS = 200  # milliseconds
 _PICTURE_INTERVAL = 100  # generations between pictures for TensorBoard
 _MAX_SIDE = 65_535  # pixels of a GIF
 _MAX_PIXELS = 300_000_000  # of all frames; each takes a byte, twice while they are written
@@ -29,7 +29,7 @@ def life(cluster: Cluster, params: LifeParams, seed: int) -> dict[str, float]:
     board, `last.rle`, into the results, and pictures for TensorBoard.
     """
     cell, frame_count = animation_size(cluster.notice, params)
-    strips = Strips(start(params, seed), cluster.tasks)
+    strips = Strips(first_board(params, seed), cluster.tasks)
     first_seen: dict[int, int] = {}  # fingerprint -> generation
     frames: list[Board] = []
     began = time.perf_counter()
@@ -48,7 +48,7 @@ def life(cluster: Cluster, params: LifeParams, seed: int) -> dict[str, float]:
     _show(cluster, last, cell, generation)
     cluster.write("last.rle", rle.write(last))
     if frames:
-        cluster.write("life.gif", animation((picture(board, cell) for board in frames), _FRAME))
+        cluster.write("life.gif", animation((picture(board, cell) for board in frames), _FRAME_MILLISECONDS))
     metrics = {"generations": float(generation), "alive": float(state.alive), "generations_per_second": generation / seconds}
     since = first_seen.get(state.fingerprint)
     if since is None:
@@ -72,7 +72,7 @@ def animation_size(notice: Callable[[str], None], params: LifeParams) -> tuple[i
     return cell, frames
 
 
-def start(params: LifeParams, seed: int) -> Board:
+def first_board(params: LifeParams, seed: int) -> Board:
     """Return the first board: random cells, or the pattern in the middle.
 
     Raises:

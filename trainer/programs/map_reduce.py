@@ -11,8 +11,8 @@ import tensorflow as tf
 from trainer.programs.cluster import Cluster, Task
 from trainer.workloads.catalog import MapReduceParams
 
-_PROBE = 1_000_000  # numbers by which a task's speed is measured
-_TRIES = 3  # the fastest one counts: the others waited for something else
+_PROBE_SIZE = 1_000_000  # numbers by which a task's speed is measured
+_REPEATS = 3  # the fastest one counts: the others waited for something else
 
 Vector = np.ndarray[Any, np.dtype[np.float32]]
 
@@ -34,7 +34,7 @@ def map_reduce(cluster: Cluster, params: MapReduceParams, seed: int) -> dict[str
     """
     numbers = np.random.default_rng(seed).random(params.count, dtype=np.float32)
     weights = _speeds(cluster) if params.slices == "speed" else [float(i + 1) for i in range(len(cluster.tasks))]
-    sizes = cut(params.count, weights)
+    sizes = slice_sizes(params.count, weights)
     began = time.perf_counter()
     parts = cluster.each(_mean, np.split(numbers, np.cumsum(sizes)[:-1]))
     mean = sum(part.size * part.mean for part in parts) / params.count
@@ -55,7 +55,7 @@ def map_reduce(cluster: Cluster, params: MapReduceParams, seed: int) -> dict[str
     }
 
 
-def cut(count: int, weights: Sequence[float]) -> list[int]:
+def slice_sizes(count: int, weights: Sequence[float]) -> list[int]:
     """Return integer sizes in proportion to `weights`, all above 0, with the sum `count`; each is off by less than 1."""
     bounds = np.round(np.cumsum(weights) / np.sum(weights) * count).astype(int)
     return [int(size) for size in np.diff(bounds, prepend=0)]
@@ -78,10 +78,10 @@ def _speeds(cluster: Cluster) -> list[float]:
 
 
 def _speed(_task: Task) -> float:
-    numbers = tf.random.stateless_uniform([_PROBE], [0, 1])
+    numbers = tf.random.stateless_uniform([_PROBE_SIZE], [0, 1])
     seconds = []
-    for _ in range(1 + _TRIES):
+    for _ in range(1 + _REPEATS):
         began = time.perf_counter()
         float(tf.reduce_mean(tf.cast(numbers, tf.float64)))
         seconds.append(time.perf_counter() - began)
-    return _PROBE / min(seconds[1:])  # the first one also waited for the numbers
+    return _PROBE_SIZE / min(seconds[1:])  # the first one also waited for the numbers

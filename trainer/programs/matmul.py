@@ -27,9 +27,9 @@ class Measurement:
     total: float
     shape: tuple[int, ...]
     device: str
-    there: float
+    to_device: float
     compute: float
-    back: float
+    from_device: float
     round_trip: float
 
     @property
@@ -57,7 +57,11 @@ def matmul(cluster: Cluster, params: MatmulParams, seed: int) -> dict[str, float
     _show(cluster, measured)
     metrics = {"sum": measured[0].total, "relative_error": max(abs(measurement.total - expected) / expected for measurement in measured)}
     for measurement in measured:
-        values = {"gflops": measurement.gflops, "compute_s": measurement.compute, "transfer_s": measurement.there + measurement.back}
+        values = {
+            "gflops": measurement.gflops,
+            "compute_s": measurement.compute,
+            "transfer_s": measurement.to_device + measurement.from_device,
+        }
         metrics |= {f"{devices.short(measurement.device)}/{what}": value for what, value in _known(values).items()}
     return metrics
 
@@ -118,9 +122,9 @@ def _show(cluster: Cluster, measured: list[Measurement]) -> None:
             devices.short(measurement.device),
             "x".join(map(str, measurement.shape)),
             f"{measurement.total:.9g}",
-            f"{measurement.there:.4f}",
+            f"{measurement.to_device:.4f}",
             f"{measurement.compute:.4f}",
-            f"{measurement.back:.4f}",
+            f"{measurement.from_device:.4f}",
             f"{measurement.round_trip:.4f}",
             "-" if measurement.gflops is None else f"{measurement.gflops:.1f}",
         )

@@ -32,23 +32,23 @@ class Strips:
         tasks = tasks[: len(board)]  # a strip has at least one row
         weights = np.random.default_rng(_WEIGHTS_SEED).integers(-(2**63), 2**63, board.shape, np.int64)
         self._devices = [task.device for task in tasks]
-        self._strips, self._tops, self._bottoms, self._weights, self._counts, self._next = [], [], [], [], [], []
+        self._strips, self._tops, self._bottoms, self._weights, self._states, self._next = [], [], [], [], [], []
         for device, cells, numbers in zip(
             self._devices, np.array_split(board, len(tasks)), np.array_split(weights, len(tasks)), strict=True
         ):
             with tf.device(device):
-                strip, own = tf.constant(cells), tf.constant(numbers)
+                strip, strip_weights = tf.constant(cells), tf.constant(numbers)
                 self._strips.append(strip)
-                self._weights.append(own)
+                self._weights.append(strip_weights)
                 self._tops.append(strip[:1])
                 self._bottoms.append(strip[-1:])
-                self._counts.append(_counts_of(strip, own))
+                self._states.append(_state_of(strip, strip_weights))
                 edge = tf.TensorSpec([1, board.shape[1]], strip.dtype)
-                self._next.append(tf.function(_generation, autograph=False).get_concrete_function(edge, strip, edge, own))
+                self._next.append(tf.function(_generation, autograph=False).get_concrete_function(edge, strip, edge, strip_weights))
 
     def state(self) -> State:
         """Return the state of the current generation; waits for each task."""
-        counts = [count.numpy() for count in self._counts]
+        counts = [count.numpy() for count in self._states]
         return State(int(sum(alive for alive, _ in counts)), sum(int(number) for _, number in counts) % 2**64)
 
     def advance(self) -> None:
@@ -59,7 +59,7 @@ class Strips:
                 above = tf.identity(self._bottoms[i - 1], name="edge_above")
                 below = tf.identity(self._tops[(i + 1) % len(self._devices)], name="edge_below")
                 results.append(self._next[i](above, self._strips[i], below, self._weights[i]))
-        self._strips, self._tops, self._bottoms, self._counts = (list(parts) for parts in zip(*results, strict=True))
+        self._strips, self._tops, self._bottoms, self._states = (list(parts) for parts in zip(*results, strict=True))
 
     def board(self) -> Board:
         """Return the whole board."""
@@ -74,10 +74,10 @@ def _generation(above: Any, strip: Any, below: Any, weights: Any) -> tuple[Any, 
     total = columns + tf.roll(columns, 1, axis=1) + tf.roll(columns, -1, axis=1)
     alive = tf.logical_or(tf.equal(total, 3), tf.logical_and(tf.equal(total, 4), tf.equal(strip, 1)))
     strip = tf.cast(alive, tf.uint8)
-    return strip, strip[:1], strip[-1:], _counts_of(strip, weights)
+    return strip, strip[:1], strip[-1:], _state_of(strip, weights)
 
 
-def _counts_of(strip: Any, weights: Any) -> Any:
+def _state_of(strip: Any, weights: Any) -> Any:
     """Return how many cells live and the strip's part of the fingerprint, int64 [2]."""
     cells = tf.cast(strip, tf.int64)
     return tf.stack([tf.reduce_sum(cells), tf.reduce_sum(cells * weights)])

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import Field, ValidationError
 
 from trainer.settings import CheckpointSettings, Evaluation, Export, Settings, Summaries, Train
-from trainer.strategies import TRAINING, Strategy
+from trainer.strategies import TRAINING_STRATEGIES, Strategy
 from trainer.workloads.errors import WorkloadError
 
 Params = TypeVar("Params", bound=Settings)
@@ -145,7 +145,7 @@ class Entry:
     summary: str
     params: type[Settings]
     defaults: Train
-    strategies: tuple[Strategy, ...] = TRAINING
+    strategies: tuple[Strategy, ...] = TRAINING_STRATEGIES
     unused: tuple[str, ...] = ()
     agent: bool = False
 
@@ -259,7 +259,7 @@ def parse_params(model: type[Params], params: Mapping[str, Any]) -> Params:
 def with_defaults(train: Train, strategy: Strategy = "single") -> Train:
     """Fill in settings that a spec's `train` left out, from its workload's defaults; USER_DEFAULTS for a user's own workload, none for a program."""
     entry = CATALOG.get(train.workload)
-    general = USER_DEFAULTS if strategy in TRAINING else Train(workload=train.workload)
+    general = USER_DEFAULTS if strategy in TRAINING_STRATEGIES else Train(workload=train.workload)
     base = entry.defaults if entry else general
     merged = _merge(base.model_dump(), train.model_dump(exclude_unset=True))
     if train.epochs is not None and train.steps is None:

@@ -22,7 +22,7 @@ from launcher.runs.run_controller import ControlledTask
 from launcher.runs.state_writer import log_message
 from launcher.runs.status import LogLine
 from trainer.events import Event
-from trainer.exit_codes import SIGKILL, ExitCode
+from trainer.exit_codes import SIGKILL_EXIT_CODE, ExitCode
 
 _RETRY_INTERVAL = 2.0  # seconds between two requests to stop a container, if the engine did not answer the first
 # The engine first starts a container again within a tenth of a second; before later restarts it reports `restarting` while it waits.
@@ -68,7 +68,7 @@ class ContainerTask(ControlledTask):
     @property
     def was_killed(self) -> bool:
         """Whether its container was killed, by its exit code."""
-        return self.tracker.code == SIGKILL
+        return self.tracker.code == SIGKILL_EXIT_CODE
 
     @property
     def engine_may_restart(self) -> bool:

@@ -19,13 +19,13 @@ from launcher.runs.state_writer import log_message
 from launcher.runs.task_tracker import TaskTracker
 from trainer import stacks
 from trainer.events import EVENT_PREFIX, Event, parse
-from trainer.exit_codes import SIGKILL, ExitCode, exit_code_of
+from trainer.exit_codes import SIGKILL_EXIT_CODE, ExitCode, exit_code_of
 
 _READ_SIZE = 64 * 1024
 # The most bytes that are read from the pipe once a task has ended: the capacity of the largest pipe that a user may have.
 _MAX_DRAIN = 1024 * 1024
 _KILL_INTERVAL = 5.0
-_SIGNAL_REASONS = {SIGKILL: "killed by SIGKILL (out of memory?)", ExitCode.STOPPED: "asked to stop from outside"}
+_SIGNAL_REASONS = {SIGKILL_EXIT_CODE: "killed by SIGKILL (out of memory?)", ExitCode.STOPPED: "asked to stop from outside"}
 
 
 class ProcessTask(ControlledTask):
@@ -69,7 +69,7 @@ class ProcessTask(ControlledTask):
             **self.task.env,
             "TF_CONFIG": tf_config_text(self.task.tf_config),
             "TRAINER_LIFELINE": str(lifeline),
-            stacks.SOCKET_ENV: str(self._stacks_socket),
+            stacks.SOCKET_VARIABLE: str(self._stacks_socket),
         }
         reading, writing = os.pipe()
         try:

@@ -8,7 +8,7 @@ import pytest
 from launcher.errors import UsageError
 from launcher.spec.loader import load
 from launcher.spec.starter import starter_spec
-from trainer.strategies import TRAINING, Strategy
+from trainer.strategies import TRAINING_STRATEGIES, Strategy
 from trainer.workloads.catalog import CATALOG
 
 BUILT_IN = [(strategy, name) for name, entry in CATALOG.items() for strategy in entry.strategies]
@@ -28,7 +28,7 @@ def test_every_starter_validates(strategy: str, workload: str | None, tmp_path: 
     assert spec.command == (None if workload else ["python", "train.py"])
 
 
-@pytest.mark.parametrize("strategy", TRAINING)
+@pytest.mark.parametrize("strategy", TRAINING_STRATEGIES)
 def test_the_lines_that_are_commented_out_validate_too(strategy: str, tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     text = starter_spec("my-run", "mnist", strategy)

@@ -65,7 +65,7 @@ def report(tf_config: str, scratch: Path) -> dict[str, Any]:
         files = {path.name: path.read_text() for path in directory.glob("*.txt")} | {
             path.name: path.read_text() for path in directory.glob("*.rle")
         }
-        outcome = {"metrics": metrics, "notices": notices, "rows": log.rows(), "elsewhere": log.elsewhere(), "files": files}
+        outcome = {"metrics": metrics, "notices": notices, "rows": log.rows(), "elsewhere": log.misplaced(), "files": files}
         return outcome | {"received": _received() - received_before}
 
     results["placement"] = run("placement", {})

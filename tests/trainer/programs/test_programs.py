@@ -11,7 +11,7 @@ from PIL import Image
 from tests.trainer.engine.drivers import run_driver
 from tests.trainer.programs.drive_programs import PATTERNS, STRIP_GENERATIONS, WORKERS
 from trainer.programs import rle
-from trainer.programs.map_reduce import cut
+from trainer.programs.map_reduce import slice_sizes
 
 pytestmark = pytest.mark.slow  # the driver starts four processes
 
@@ -73,9 +73,9 @@ def test_map_reduce_on_every_task(report: Report, slices: str) -> None:
 
 
 def test_slices_follow_the_weights() -> None:
-    assert cut(10_000_000, [1, 2, 3]) == [1_666_667, 3_333_333, 5_000_000]
-    assert cut(600, [50.0, 100.0, 150.0]) == [100, 200, 300]
-    assert sum(cut(7, [0.1] * 5)) == 7
+    assert slice_sizes(10_000_000, [1, 2, 3]) == [1_666_667, 3_333_333, 5_000_000]
+    assert slice_sizes(600, [50.0, 100.0, 150.0]) == [100, 200, 300]
+    assert sum(slice_sizes(7, [0.1] * 5)) == 7
 
 
 def test_map_reduce_with_fewer_numbers_than_tasks(report: Report) -> None:

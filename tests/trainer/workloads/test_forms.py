@@ -9,7 +9,7 @@ import pytest
 
 from tests.trainer.engine.drivers import run_driver
 from tests.trainer.workloads.drive_forms import EXACT, STEPS, SYNC, forms
-from trainer.strategies import TRAINING
+from trainer.strategies import TRAINING_STRATEGIES
 
 pytestmark = [pytest.mark.slow, pytest.mark.takes_minutes]
 
@@ -46,7 +46,7 @@ def reports(tmp_path_factory: pytest.TempPathFactory) -> Reports:
     return Reports(tmp_path_factory.mktemp("forms"))
 
 
-CASES = [(strategy, form) for strategy in TRAINING for form in forms(strategy)]
+CASES = [(strategy, form) for strategy in TRAINING_STRATEGIES for form in forms(strategy)]
 
 
 # A single process shows that each form learns; the other strategies train the forms again, in their own clusters.

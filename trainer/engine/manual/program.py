@@ -33,7 +33,7 @@ from trainer.programs import devices
 from trainer.programs.cluster import Cluster, Task
 from trainer.programs.device_log import DeviceLog
 from trainer.programs.program_loading import Program
-from trainer.socket_filter import restricted_to_loopback
+from trainer.socket_filter import restricting_to_loopback
 from trainer.tf_config import TaskConfig, task_name
 from trainer.workloads.errors import WorkloadError
 
@@ -118,7 +118,7 @@ def run(
 def _connect(task: TaskConfig) -> list[Task]:
     """Connect to every server; returns the chief and the servers with their devices, workers before ps."""
     cluster = tf.train.ClusterSpec({role: list(addresses) for role, addresses in task.cluster.items()})
-    with restricted_to_loopback(task.address):
+    with restricting_to_loopback(task.address):
         tf.config.experimental_connect_to_cluster(cluster, job_name=task.role, task_index=task.index, protocol="grpc")
         found_devices = tf.config.list_logical_devices()  # its first use: TensorFlow listens, and connects, only now
     by_task: dict[str, list[tuple[devices.Device, str]]] = {name: [] for name in task.tasks()}
@@ -186,7 +186,7 @@ def _metrics(returned: Any, workload: str) -> dict[str, float]:
 
 
 def _show_devices(cluster: Cluster) -> None:
-    for message in cluster.log.elsewhere():
+    for message in cluster.log.misplaced():
         cluster.notice(message)
     text = cluster.log.text()
     print(text, flush=True)

@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from trainer.engine import connections
-from trainer.events import EVENTS_FD
+from trainer.events import EVENTS_FD_VARIABLE
 from trainer.tf_config import TaskConfig
 
 _RENEW_INTERVAL = 10.0  # seconds; gRPC ends a connection on which nothing was said for two minutes
@@ -33,7 +33,7 @@ def _restart_process() -> None:
     with suppress(OSError):  # without /proc the events pipe is lost
         initial = Path("/proc/self/environ").read_bytes()
         environment = dict(os.fsdecode(one).split("=", 1) for one in initial.split(b"\0") if b"=" in one)
-        if (pipe := environment.get(EVENTS_FD, "")).isdecimal():
+        if (pipe := environment.get(EVENTS_FD_VARIABLE, "")).isdecimal():
             os.set_inheritable(int(pipe), True)
     os.execve(sys.executable, sys.orig_argv, environment)  # noqa: S606 - this very program
 

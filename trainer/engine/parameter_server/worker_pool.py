@@ -19,7 +19,7 @@ from trainer.engine.parameter_server import server_watch
 from trainer.engine.parameter_server.server_watch import ServerWatch
 from trainer.engine.parameter_server.servers import disable_blocking_enqueue
 from trainer.engine.session import NotFinite, PeerLostError, WorkerProgress, cause
-from trainer.socket_filter import restricted_to_loopback
+from trainer.socket_filter import restricting_to_loopback
 from trainer.tf_config import TaskConfig
 
 CHIEF = "/job:chief/replica:0/task:0/device:CPU:0"
@@ -73,7 +73,7 @@ def connect(task: TaskConfig) -> Connection:
     tf.get_logger().addFilter(_RepeatedErrorFilter())
     cluster = tf.train.ClusterSpec({role: list(addresses) for role, addresses in task.cluster.items()})
     resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(cluster, task_type=task.role, task_id=task.index, rpc_layer="grpc")
-    with translate_peer_errors(), restricted_to_loopback(task.address):
+    with translate_peer_errors(), restricting_to_loopback(task.address):
         strategy = tf.distribute.ParameterServerStrategy(resolver)
         coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
     servers, workers = task.cluster["ps"], task.cluster["worker"]
