@@ -87,7 +87,7 @@ golden: env ## write the generated files again: the JSON Schema, docs/spec.md, c
 bench: env $(BENCH_VENV)/.made ## compare speed and time to the first step with other launchers and loops
 	$(BIN)/python -m benchmarks.run $(BENCH)
 
-clean: ## remove the files that make has created; runs/ stays
-	rm -rf $(VENV) $(BENCH_VENV) .gpu-venv .hypothesis .mypy_cache .pytest_cache .ruff_cache .cache build dist
+clean: ## remove the files that make and benchmarks/gpu.sh have created; runs/ stays
+	rm -rf $(VENV) $(BENCH_VENV) .gpu-venv gpu.json .hypothesis .mypy_cache .pytest_cache .ruff_cache .cache build dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 	@if [ -d runs ]; then echo "runs/ stays: it holds your checkpoints and logs"; fi

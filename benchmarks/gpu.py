@@ -127,7 +127,7 @@ def found() -> Check:
 
 
 def growth() -> Check:
-    """Check, while the example runs, that a task uses only the GPU memory that it needs."""
+    """Check, while the MLP trains, that a task uses only the GPU memory that it needs."""
     taken: list[int] = []
     query = ["nvidia-smi", "--query-gpu=memory.used,memory.total", "--format=csv,noheader,nounits"]
 

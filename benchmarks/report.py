@@ -1,4 +1,4 @@
-"""The tables of `make bench`: the figures of each group, ours against each baseline, and memory; for a terminal and in Markdown."""
+"""The tables of `make bench`: each group, ours against each baseline, and memory; for a terminal and in Markdown."""
 
 import re
 from collections.abc import Mapping, Sequence

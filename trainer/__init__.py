@@ -1,3 +1,3 @@
-"""The program in the image: becomes chief, worker, ps or evaluator by TF_CONFIG and trains."""
+"""The program inside each task: TF_CONFIG makes it chief, worker, ps or evaluator."""
 
 __version__ = "0.1.0"

@@ -41,8 +41,8 @@ _ENVIRONMENT_DEFAULTS = {
 }
 
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
-# The shortest time, in seconds, of a stop that ends with 143. Kubernetes sets it: a pod that is evicted for using too much storage gets only 2 s,
-# and must not end with 143 in that time, or its eviction would look like a mere deletion and not count as a failure.
+# A stop that ends with 143 takes at least so many seconds. Kubernetes' manifests set it: a pod that is evicted for its storage is killed
+# after 2 s, so it never exits 143, which would look like a deletion and not count as a failure.
 _STOP_SECONDS_VARIABLE = "TRAINER_STOP_SECONDS"
 _MAX_STOP = 60
 _EXIT_DELAY = 1.0  # seconds; an engine on this machine reads a line of output in some milliseconds
@@ -81,7 +81,7 @@ def _wait_stop(code: int, reported: dict[str, tuple[float, str]], stop_seconds: 
 
 
 def _delay_exit(code: int, reported_at: float) -> None:
-    """Wait until a moment after `reported_at` if a container would only fail again; a request to stop ends the wait.
+    """Delay the exit of a container that would only fail again until `_EXIT_DELAY` after `reported_at`; a request to stop ends the wait.
 
     The engine restarts the container at once. The wait gives a supervisor time to read the failure and to stop that.
     """
@@ -179,14 +179,14 @@ def _run(options: argparse.Namespace, command: list[str] | None) -> int:
 
 
 def _make_results(run_dir: str | None) -> None:
-    """Create the directories that a program expects in RUN_DIR: a new volume is empty, and programs write there at once."""
+    """Create the directory `results` in RUN_DIR: a new volume is empty, and programs write there at once."""
     if run_dir:
         with contextlib.suppress(OSError):  # if the program writes there, its own error reports it
             os.makedirs(os.path.join(run_dir, "results"), exist_ok=True)  # noqa: PTH103, PTH118 - pathlib is not imported yet
 
 
 def _recording(report: Report, reported: dict[str, tuple[float, str]]) -> Report:
-    """Return a `report` that also stores in `reported` the time of the last event of each kind, and the cause of `failed`."""
+    """Wrap `report`: also store in `reported` the time of the last event of each kind, and the failure that `failed` has."""
 
     def record(kind: str, /, **fields: typing.Any) -> None:
         failure = ": ".join(filter(None, (fields["cause"], fields["detail"]))) if kind == "failed" else ""

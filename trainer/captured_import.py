@@ -48,7 +48,7 @@ def capture_import() -> Iterator[None]:
 
 
 def take_captured_output(error_path: Path) -> str:
-    """Return and delete the lines that a process held back when it died inside, e.g. by an abort in C; empty if it did not die there."""
+    """Return and delete what a process had held back when it died during the import, e.g. by an abort in C; empty if it did not."""
     path = _path(error_path)
     try:
         with path.open("rb") as held:

@@ -91,7 +91,7 @@ class Child:
         if self._start_error:
             return code, self._start_error, ""
         if code == ExitCode.DONE and self._config.runs_built_in_trainer and not self.is_done:
-            detail = "its exit code was 0, and its work was not done: code in it has ended it, as os._exit does"
+            detail = "it exited with code 0 before its work was done: its code called os._exit or the like"
             return int(ExitCode.FINAL_FAILURE), detail, error_file.CODE_ENDED_PROCESS
         detail, fingerprint = error_file.last_line(self._error_file), error_file.fingerprint(self._error_file)
         if self._error_file and (held := captured_import.take_captured_output(self._error_file)):

@@ -12,7 +12,7 @@ import os
 from pathlib import Path
 
 VARIABLE = "TRAINER_ERROR_FILE"
-# Prefix of a fingerprint that has the cause why another attempt is useless.
+# Begins the fingerprint of a final failure; the cause follows.
 FINAL_PREFIX = "for good: "
 START_STEP_PREFIX = "start step "
 CODE_ENDED_PROCESS = f"{FINAL_PREFIX}the training process was ended from inside"

@@ -1,4 +1,4 @@
-"""The one line of an exception that matters to the user, without the text that TensorFlow and Keras wrap around it; permanent errors of files."""
+"""The line of an exception that matters to the user, without what TensorFlow and Keras wrap around it. Also the errors of files that no retry ends."""
 
 from __future__ import annotations
 

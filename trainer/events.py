@@ -28,7 +28,7 @@ FIELDS: dict[str, str] = {
     "started": "attempt (int, from 1), role, pid: a training process was started",
     "waiting": "missing ([{task, address, reason}]), more (number of others), seconds (waited so far), timeout: peers do not answer yet. "
     "With none missing: seconds since every peer was reached, without a step; doing and place as in `stalled`",
-    "ready": "seconds: every peer answers and the model is built; training starts. Of a user's own program: all required peers answer",
+    "ready": "seconds: every peer answers and the model is built; training starts. Of a user's own program, after a `waiting`: all required peers answer",
     "restored": "step, path: training continues from a checkpoint",
     "progress": "step, steps, loss (where known), metrics ({name: float}), examples_per_second, seconds_per_step; a worker adds local_step; "
     "input_wait, peer_wait (parts of the time, 0 to 1, spent waiting for input and for others' gradients), dropped (gradients that came too late)",
@@ -45,14 +45,14 @@ FIELDS: dict[str, str] = {
     "notice": "message: information for the user",
     "restarting": "attempt (the next), restarts (counted so far), left (further restarts allowed), exit_code, cause, "
     "detail (the last error line), delay (seconds)",
-    "recovered": "restarts (0), left: earlier restarts no longer count, as training has advanced, or a program has run for long",
+    "recovered": "restarts (0), left: the count of restarts is 0 again, as training has advanced, or an attempt has run for ten minutes",
     "stopping": "reason: asked to stop; the chief of a run that trains saves a checkpoint first",
     "done": "step, seconds, metrics: the task's work is complete; ended_early: the reason for an end before the last step, if it was one",
     "failed": "exit_code, cause, detail (the last error line; empty if the output has it), process_exit_code (of the training process, "
     "if it ended by itself): the task fails for good",
 }
 
-# The kinds that a training process writes, or optionally a user's program; only their parent writes the others.
+# The kinds that the parent passes on, of its training process or a user's program. Of the others a training process writes only `heartbeat`.
 FORWARDED = frozenset({"ready", "restored", "progress", "evaluated", "exported", "checkpoint", "save_failed", "notice", "done"})
 
 FORMATS = ("json", "text")

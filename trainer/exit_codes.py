@@ -22,7 +22,7 @@ class ExitCode(IntEnum):
 
 # In shells and containers, exit codes above this stand for a signal; orchestrators restart killed containers.
 SIGNAL_BASE = 128
-# When a program is restarted: always also after exit code 0; on_failure; exit_code only after signals.
+# When a program is restarted. always: after every exit; on_failure: after failures; exit_code: only after signals (128 and above).
 RestartWhen = Literal["always", "on_failure", "exit_code"]
 
 # Reactions to a task that makes no progress.

@@ -36,11 +36,11 @@ STDOUT, STDERR = 1, 2
 class LineEscaper:
     """Escapes lines that begin like events (events.escaped), in output that comes in pieces. Pure.
 
-    The space is inserted before the mark, which has the same effect as at the line's start: so only a possible beginning of a mark is held back.
+    The space goes directly before the prefix, not to the line's start, so that only a possible beginning of the prefix is held back.
     """
 
     def __init__(self) -> None:
-        self._held = b""  # the first bytes of a possible mark
+        self._held = b""  # the first bytes of a possible prefix
         self._blank = True  # the line has only spaces so far
         self.in_line = False  # the line is not empty
 
@@ -181,7 +181,7 @@ class Output:
         self._register()
 
     def _take(self, most: int) -> None:
-        """Read the program's output until `most` bytes wait to be written, or were read: a sink without a reader keeps none."""
+        """Read the program's output until `most` bytes wait to be written, or were read: none ever wait if the sink's reader is gone."""
         left = most
         while self._stdout_pipe and left > 0 and self._stdout_sink.waiting < most and (read := self._stdout_pipe.read()):
             left -= len(read)
@@ -271,7 +271,8 @@ class _Sink:
             try:
                 if self._lost:
                     note = b"\n%d lines could not be written here since %s\n" % (self._lost, self._since)
-                    self._lost *= os.write(self._fd, note) < len(note)
+                    if os.write(self._fd, note) == len(note):
+                        self._lost = 0
                 # A writable pipe has space for PIPE_BUF bytes.
                 written += os.write(self._fd, self._waiting[written : written + select.PIPE_BUF])
             except BlockingIOError:  # noqa: PERF203 - costs only before Python 3.11

@@ -22,10 +22,9 @@ class Timeouts:
     report_interval: float = 10.0  # between the reports that follow
     no_step_report: float = 60.0  # after every peer was reached, until the report that no step has followed; then between these reports
     sigterm_interval: float = 1.0  # between two SIGTERM to a training process, which may have missed the first
-    # For which a server that is asked to stop still serves a chief that saves; below the 30 s that Kubernetes gives.
-    server_stop: float = 20.0
+    server_stop: float = 20.0  # how long a server that is asked to stop serves a chief that saves; below Kubernetes' 30 s
     kill_after: float = 5.0  # between SIGTERM and SIGKILL if nothing can be lost
-    kill_after_while_saving: float = 60.0  # the same, at least, if there is a checkpoint to save
+    kill_after_while_saving: float = 60.0  # the same if there is a checkpoint to save, at least
     kill_after_supervisor_lost: float = 30.0  # between SIGTERM and SIGKILL when no supervisor is left to kill
     kill_after_success: float = 10.0  # between SIGTERM and SIGKILL for a program whose run has succeeded
     reap_timeout: float = 10.0  # for a process to end after SIGKILL; one that is blocked on storage that does not answer does not

@@ -45,7 +45,7 @@ RESET_ON_CLOSE = struct.pack("ii", 1, 0)  # SO_LINGER of 0 s: no TIME_WAIT left 
 def required_peers(task: TaskConfig, strategy: Strategy) -> dict[str, str]:
     """Return the peers that a task needs before it can train: name -> address.
 
-    An all-reduce needs all peers. Under parameter_server and manual, only the chief needs its servers; these need no peer.
+    An all-reduce needs all peers. Under parameter_server and manual the chief needs its servers; ps and workers need no peer.
     """
     traits = STRATEGIES[strategy]
     needs = traits.all_reduces or (traits.uses_servers and task.is_chief)

@@ -34,7 +34,10 @@ DEVICES = Path("/dev")  # has nvidia0 and so on, one for each GPU of the machine
 
 @dataclass(frozen=True)
 class RoleContext:
-    """The input of every role: the task, its configuration, the port, held until TensorFlow takes it, and `stop_requested`."""
+    """The input of every role.
+
+    `port` is held until TensorFlow takes it; `stop_requested` returns whether the task was asked to stop; `began` is the task's start (time.time).
+    """
 
     task: TaskConfig
     config: TrainConfig
@@ -170,7 +173,7 @@ def _parameter_server(context: RoleContext, workload: Workload) -> TrainingSetup
 
 
 def _connected(context: RoleContext) -> "tuple[Connection, Callable[[], bool]]":
-    """Connect the chief to its servers, and watch them; also return a function that returns whether the chief, or a ps, was asked to stop."""
+    """Connect the chief to its servers, and watch them. Return the connection, and a predicate: whether the chief, or a ps, was asked to stop."""
     from trainer.engine.parameter_server.server_watch import watch
     from trainer.engine.parameter_server.worker_pool import connect
 

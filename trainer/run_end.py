@@ -27,9 +27,9 @@ _POLL_INTERVAL = 1.0  # seconds between two questions of a task
 _TASKS_PER_SECOND = 100  # requests to the leader for which its load is planned: the tasks of a larger cluster poll less often
 _TIMEOUT = 2.0  # seconds to wait for an answer
 _MAX_MESSAGE = 4096  # of a question or an answer
-# Seconds at most for which a leader waits until all tasks are notified, or for which a failed required task polls a leader that does not answer.
+# Seconds for which a leader waits at most for its followers, and a failed required task for its leader.
 FOLLOWERS_TIMEOUT = 60.0
-# The leader's limit if it is asked to stop, or if the run failed and each remaining task has polled before; longer if tasks poll less often.
+# The same for a leader that is asked to stop, or whose run has failed after each remaining task had polled; longer if tasks poll less often.
 _SHORT_FOLLOWERS_TIMEOUT = 5.0
 _SERVE_INTERVAL = 1.0  # seconds between two tries of the leader to get its port
 _CHECK_INTERVAL = 0.1  # seconds between the leader's checks whether all tasks know
@@ -70,7 +70,7 @@ class RunEndTask:
     required: frozenset[str] = frozenset()  # in the leader: the tasks that have to be done before the run has succeeded
     followers: frozenset[str] = frozenset()  # in the leader: the tasks that have to be notified before it exits
     grace: float = 0.0  # after the run's success, in which a follower may end by itself
-    # A required task that is done stays until the run has succeeded, so that a replaced leader learns of it; one that has failed polls a
+    # The leader must learn of its end: it stays until the run has succeeded, for a leader that is replaced; if it has failed, it polls a
     # leader that does not answer for FOLLOWERS_TIMEOUT.
     is_required: bool = False
     interval: float = _POLL_INTERVAL  # between two questions
@@ -288,6 +288,7 @@ def ask(task: RunEndTask, state: str = RUNNING) -> RunEndStatus | None:
 
 
 def _connects(address: str) -> bool:
+    """Return whether something accepts a connection at `address`."""
     with contextlib.suppress(OSError, ValueError, UnicodeError), socket.create_connection(split_address(address), timeout=_TIMEOUT):
         return True
     return False

@@ -86,10 +86,10 @@ class CheckpointSettings(Settings):
 
 
 class Evaluation(Settings):
-    """When the chief evaluates on the held-out set, into `logs/eval`; with an evaluator it does so at the end alone."""
+    """When the chief evaluates on the held-out set, into `logs/eval`; with an evaluator only after the last step, and each epoch for callbacks."""
 
     every_steps: Annotated[int, Field(ge=0)] | None = Field(
-        None, description="Evaluate each time this many steps are done; 0 evaluates at the end alone."
+        None, description="Evaluate each time this many steps are done; 0 evaluates only at the end."
     )
     batch_size: int = Field(1000, ge=1, description="Examples in one evaluation batch.")
 
@@ -238,7 +238,10 @@ class TrainerSettings(Settings):
     scratch_dir: str = Field(description="A directory of the machine's own, where servers find their stop files.")
     spec_digest: str = Field("", description="Digest of the spec, recorded in run.json.")
     local_replicas: int = Field(1, ge=1, description="Devices that `mirrored` uses where the machine has no GPU.")
-    has_evaluator: bool = Field(False, description="An evaluator task follows the checkpoints; the chief then evaluates at the end alone.")
+    has_evaluator: bool = Field(
+        False,
+        description="An evaluator task follows the checkpoints; the chief then evaluates only at the end, and each epoch for callbacks.",
+    )
     max_restarts: int = Field(10, ge=0, description="Restarts in place after failures before a task fails for good.")
     restarts: dict[str, Restarts] | None = Field(
         None, description="Restart rules of the roles that have their own, by role; `max_restarts` is for the others."
@@ -248,7 +251,7 @@ class TrainerSettings(Settings):
         600, gt=0, description="Seconds a ps or worker serves without its chief, and a chief waits without any worker."
     )
     stall_timeout: float | None = Field(None, gt=0, description="Seconds without progress after which a task is stalled.")
-    on_stall: OnStall | None = Field(None, description="The action then; `tell` when left out.")
+    on_stall: OnStall | None = Field(None, description="What follows a stall; `tell` if left out.")
     save_timeout: float | None = Field(
         None, gt=0, description="Seconds that training goes on while nothing can be saved; 1800 when left out."
     )

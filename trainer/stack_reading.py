@@ -15,7 +15,7 @@ _INPUT = re.compile(r"[/\\]tensorflow[/\\]python[/\\]data[/\\]")
 _PYTHON_CALLS = re.compile(r"[/\\]tensorflow[/\\]python[/\\]ops[/\\]script_ops\.py$")  # a graph calls Python
 _TRACING = re.compile(r"[/\\]tensorflow[/\\]python[/\\]framework[/\\]func_graph\.py$")
 _TENSORFLOW = re.compile(r"[/\\]tensorflow[/\\]")
-# The trainer's own directory, by its full path: a user's may have the same name. A parent that is a single file runs only users' programs.
+# The full path, as a user's directory may be called trainer, too. A parent that is a single file has none, and runs only users' programs.
 _TRAINER_DIRECTORY = os.path.dirname(os.path.abspath(__file__)) if "__file__" in globals() else "-"  # noqa: PTH100, PTH120 - in images without the trainer, too
 _PEER_WAITS = re.compile(re.escape(_TRAINER_DIRECTORY) + r"[/\\]engine[/\\](collectives[/\\]|parameter_server[/\\]worker_pool|peer_wait)")
 

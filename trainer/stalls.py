@@ -28,7 +28,7 @@ MIN_LIMIT = 60.0  # seconds: the default limit, unless steps are slow
 _STEPS = 20  # with slow steps: the limit in median steps, at least three calls into TensorFlow
 _MIN_FIRST_LIMIT = 1200.0  # seconds: the least limit of a phase's first call, which traces and compiles
 _MAX_CALLS = 100  # of a phase, whose times are stored
-_CHECK_INTERVAL = 5.0  # seconds between checks, or a fifth of the limit
+_CHECK_INTERVAL = 5.0  # seconds between checks at most, else a fifth of the limit
 _BUSY_PHASES = frozenset({"evaluating", "saving", "callbacks"})
 _JUDGED_PHASES = frozenset({"starting", "training", "evaluating", "callbacks", "program"})
 _WAITS = frozenset({"peers", "servers"})
@@ -42,7 +42,7 @@ class StallDetector:
     """Watches one attempt of a task after the other; reports `stalled`, `resumed`, and `busy` if something takes long and continues.
 
     `end(cause)` is called if `on_stall` is not `tell`, unless the task only waits for other tasks; a chief that waits for its servers is
-    ended after twice the limit. A user's program is only watched if the user has set a limit.
+    ended after twice the limit. A user's program is only watched if the user has set a limit, and stdout is no terminal.
     """
 
     def __init__(
@@ -206,6 +206,7 @@ class StallDetector:
         self._loop.call_from_thread(partial(self._judge, activity, last))
 
     def _judge(self, activity: Activity, last: float) -> None:
+        """Handle the stall that was investigated, unless there was progress since `last`."""
         self._investigating = False
         seconds = time.monotonic() - last
         if self._pid is not None and self._last_progress == last and (activity.kind != "compiling" or seconds >= _MIN_FIRST_LIMIT):

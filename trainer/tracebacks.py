@@ -1,4 +1,4 @@
-"""Finds the exception that ended a program in its output: its parent has no other information on it. Pure."""
+"""Finds, in a program's output, the exception that ended it: its parent knows no more. Pure."""
 
 from __future__ import annotations
 

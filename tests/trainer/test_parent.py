@@ -29,7 +29,7 @@ class TestEnds:
     def test_an_exit_with_0_without_a_report_is_a_failure(self, trainers: Any) -> None:
         run = trainers.start_parent(*shell("exit 0"))
         assert run.code() == 2
-        assert "its work was not done" in run.event("failed")["detail"]
+        assert "before its work was done" in run.event("failed")["detail"]
 
     def test_temporary_files_of_training_are_removed(self, trainers: Any) -> None:
         run = trainers.start_parent(*shell(f'echo in $TMPDIR; touch "$TMPDIR/converted.py"; {DONE}'))

@@ -190,7 +190,7 @@ EXITS = {
         "import sys\ndef train_data():\n    sys.exit()\nmodel = eval_data = train_data",
         "your code calls sys.exit() ({}:3), which ends this task before its work is done",
     ),
-    "at once": ("import os\nos._exit(0)", "its exit code was 0, and its work was not done"),
+    "at once": ("import os\nos._exit(0)", "it exited with code 0 before its work was done"),
 }
 
 
