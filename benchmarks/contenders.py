@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Literal
 
 ROOT = Path(__file__).parents[1]
-PEERS_PYTHON = ROOT / ".bench-venv/bin/python"
+BASELINES_PYTHON = ROOT / ".bench-venv/bin/python"
 
 # Values of --only beside the names of programs, and the subject of each group.
 GROUPS = {
@@ -22,7 +22,7 @@ GROUPS = {
 }
 
 WORKERS = (1, 2, 4, 8, 16)  # of the scaling group
-ROWS = {"1e4": 10**4, "1e5": 10**5, "1e6": 10**6, "1e7": 10**7}  # of the embedding group
+TABLE_ROWS = {"1e4": 10**4, "1e5": 10**5, "1e6": 10**6, "1e7": 10**7}  # of the embedding group
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Contender:
     steps: int
     needs: tuple[str, ...] = ()  # modules of .bench-venv; if empty, it runs in .venv
     gradients: int = 1  # in a step
-    learns: float = 0.5  # upper bound of the last loss, as a part of the first
+    max_loss_ratio: float = 0.5  # upper bound of the last loss, as a part of the first
     repeats: int = 100  # at most
     quick: bool = True  # whether --quick runs it without its name in --only
 
@@ -62,13 +62,13 @@ def _ours(name: str, group: str, title: str, steps: int, *options: str, gradient
 def _by_hand(name: str, title: str, calls: str) -> Contender:
     # Slow to start and to run: two repetitions suffice to show the range.
     command = _module("strategy_ps", "--calls", calls)
-    return Contender(name, "many", f"ParameterServerStrategy by hand, {title}", command, 500, learns=0.75, repeats=2)
+    return Contender(name, "many", f"ParameterServerStrategy by hand, {title}", command, 500, max_loss_ratio=0.75, repeats=2)
 
 
 def _torchx() -> tuple[str, ...]:
     script = str(ROOT / "benchmarks/torchx_ddp.py")
     return (
-        str(PEERS_PYTHON.with_name("torchx")),
+        str(BASELINES_PYTHON.with_name("torchx")),
         "run",
         "--wait",
         "--log",
@@ -84,12 +84,12 @@ def _torchx() -> tuple[str, ...]:
 
 
 def _ray(calls: str) -> tuple[str, ...]:
-    return _module("ray_train", "--calls", calls, python=str(PEERS_PYTHON))
+    return _module("ray_train", "--calls", calls, python=str(BASELINES_PYTHON))
 
 
 def _backup(name: str, title: str, case: str) -> Contender:
     command = _module("ours", "--case", case, "--workers", "4")
-    return Contender(name, "backup", f"ours: parameter_server, 3 of 4 workers, {title}", command, 200, gradients=3, learns=0.97)
+    return Contender(name, "backup", f"ours: parameter_server, 3 of 4 workers, {title}", command, 200, gradients=3, max_loss_ratio=0.97)
 
 
 def _scaling(case: str, workers: int) -> Contender:
@@ -98,14 +98,16 @@ def _scaling(case: str, workers: int) -> Contender:
     steps, gradients = (150 * workers, 1) if name == "ps" else (150, workers)
     command = _module("ours", "--case", case, "--workers", str(workers))
     # A run of 16 workers takes long to start; only the delay matters, so once is enough.
-    return Contender(f"{name}-x{workers}", "scaling", title, command, steps, gradients=gradients, learns=0.97, repeats=1)
+    return Contender(f"{name}-x{workers}", "scaling", title, command, steps, gradients=gradients, max_loss_ratio=0.97, repeats=1)
 
 
 def _embedding(
-    name: str, title: str, command: tuple[str, ...], steps: int, *, learns: float = 0.5, quick: bool = True, gradients: int = 1
+    name: str, title: str, command: tuple[str, ...], steps: int, *, max_loss_ratio: float = 0.5, quick: bool = True, gradients: int = 1
 ) -> Contender:
     # Some take a minute and gigabytes of memory, and repetitions hardly differ.
-    return Contender(f"embedding-{name}", "embedding", title, command, steps, learns=learns, repeats=1, quick=quick, gradients=gradients)
+    return Contender(
+        f"embedding-{name}", "embedding", title, command, steps, max_loss_ratio=max_loss_ratio, repeats=1, quick=quick, gradients=gradients
+    )
 
 
 def _rows(name: str, rows: int) -> tuple[Contender, Contender]:
@@ -135,8 +137,8 @@ CONTENDERS = (
     _ours("many-ours", "many", "ours: parameter_server, 160 variables", 2000, "--case", "many"),
     _by_hand("many-pss50", "50 steps a closure", "50"),
     _by_hand("many-pss1", "1 step a closure", "1"),
-    Contender("cnn-ours", "cnn", "ours: single", _module("ours", "--case", "cnn"), 240, learns=0.98),
-    Contender("cnn-handwritten", "cnn", "hand-written loop, tf.data", _module("handwritten_cnn"), 240, learns=0.98),
+    Contender("cnn-ours", "cnn", "ours: single", _module("ours", "--case", "cnn"), 240, max_loss_ratio=0.98),
+    Contender("cnn-handwritten", "cnn", "hand-written loop, tf.data", _module("handwritten_cnn"), 240, max_loss_ratio=0.98),
     Contender("whole", "exchange", "our all-reduce loop, gradient of 318 kB", _module("exchange"), 4000, gradients=2),
     Contender("slice", "exchange", "the same, gradient of 4 kB", _module("exchange", "--floats", "1000"), 4000, gradients=2),
     _ours("wire-ps", "wire", "ours: parameter_server, float32", 4000, "--case", "wire_ps"),
@@ -153,13 +155,17 @@ CONTENDERS = (
         "bfloat16",
         gradients=2,
     ),
-    *(contender for name, rows in ROWS.items() for contender in _rows(name, rows)),
+    *(contender for name, rows in TABLE_ROWS.items() for contender in _rows(name, rows)),
     _embedding("pss", "ParameterServerStrategy by hand, 1,000,000 rows in two parts", _module("strategy_rows"), 1000),
-    _embedding("fit", "Keras fit, one process, 1,000,000 rows", _module("keras_rows"), 160, learns=0.9),
+    _embedding("fit", "Keras fit, one process, 1,000,000 rows", _module("keras_rows"), 160, max_loss_ratio=0.9),
     _embedding("single", "ours: single, 1,000,000 rows", _module("ours", "--case", "rows_single"), 4000),
     _embedding("allreduce", "ours: multi_worker_mirrored, 1,000,000 rows", _module("ours", "--case", "rows_allreduce"), 2000, gradients=2),
     _embedding(
-        "whole", "ours: multi_worker_mirrored, 1,000,000 rows by Keras's update", _module("ours", "--case", "rows_whole"), 160, learns=0.9
+        "whole",
+        "ours: multi_worker_mirrored, 1,000,000 rows by Keras's update",
+        _module("ours", "--case", "rows_whole"),
+        160,
+        max_loss_ratio=0.9,
     ),
     _embedding("sync", "ours: synchronous parameter_server, 1,000,000 rows", _module("ours", "--case", "rows_sync"), 1000, gradients=2),
     _embedding("1-table", "ours: parameter_server, 1,000,000 rows, 26 ids", _module("ours", "--case", "tables_1"), 2000),
@@ -182,7 +188,7 @@ COMPARISONS = (
     Comparison("whole", "slice", 0.9),
     Comparison("wire-ps-bf16", "wire-ps"),
     Comparison("wire-allreduce-bf16", "wire-allreduce"),
-    *(Comparison(f"embedding-ours-{name}", f"embedding-tf1-{name}", 1.5) for name in ROWS),
+    *(Comparison(f"embedding-ours-{name}", f"embedding-tf1-{name}", 1.5) for name in TABLE_ROWS),
     Comparison("embedding-ours-1e6", "embedding-pss"),
     Comparison("embedding-ours-1e6", "embedding-fit"),
     Comparison("embedding-single", "embedding-fit", 4),

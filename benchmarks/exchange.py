@@ -45,17 +45,10 @@ def connected(floats: int, index: int) -> Any:
 def work(index: int, steps: int, floats: int, stopwatch: task.Stopwatch) -> None:
     """Train as worker `index`; worker 0 measures."""
     from trainer.engine.replicated import LocalSession
-    from trainer.engine.train_config import train_config
-    from trainer.settings import TrainerSettings
     from trainer.workloads.loading import load_workload
 
-    settings = {**ours.MLP, "steps": steps}
-    work = train_config(
-        TrainerSettings.model_validate(
-            {"run": "exchange", "strategy": "multi_worker_mirrored", "run_dir": "unused", "scratch_dir": "unused", "train": settings}
-        )
-    )
-    session = LocalSession(load_workload(work.train), work, connected(floats, index))
+    config = ours.config_of({**ours.MLP, "steps": steps}, "multi_worker_mirrored")
+    session = LocalSession(load_workload(config.train), config, connected(floats, index))
     session.begin_at(0)
     while session.step < steps:
         progress = session.run(1 if session.step == 0 else min(STEPS_PER_CALL, steps - session.step))
@@ -68,7 +61,7 @@ def work(index: int, steps: int, floats: int, stopwatch: task.Stopwatch) -> None
 
 def main() -> None:
     """Be one worker, or start both."""
-    options = task.arguments(__doc__, config="", index=0, cluster="", floats=0)
+    options = task.parse_arguments(__doc__, config="", index=0, cluster="", floats=0)
     if options.config:
         task_config = {"cluster": json.loads(options.cluster), "task": {"type": options.config, "index": options.index}}
         os.environ["TF_CONFIG"] = json.dumps(task_config)

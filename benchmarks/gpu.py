@@ -38,7 +38,7 @@ EXAMPLES = {
     "cifar10-mirrored": 0.9,
     "cifar10-ps": 0.8,
 }
-CNN_BATCH = 128
+GPU_CNN_BATCH = 128
 AT_ONCE = 4  # checks that run in parallel: they measure no times, and none uses a whole GPU
 
 
@@ -69,7 +69,7 @@ def gpus() -> list[str]:
     return listed.splitlines()
 
 
-def example(name: str, count: int) -> Check:
+def check_example(name: str, count: int) -> Check:
     """Run an example with the GPUs it fits, to its end; it must learn what its documentation says."""
     spec: dict[str, Any] = yaml.safe_load((ROOT / f"examples/{name}.yaml").read_text(encoding="utf-8"))
     spec.setdefault("roles", {}).update(
@@ -96,7 +96,7 @@ def example(name: str, count: int) -> Check:
     )
 
 
-def placement(workload: str, strategy: str, precision: str) -> list[Check]:
+def check_placement(workload: str, strategy: str, precision: str) -> list[Check]:
     """Train a few steps and check where they ran, what memory they took and that the loss fell."""
     options = ["--workload", workload, "--strategy", strategy, "--precision", precision, "--steps", "30"]
     done = subprocess.run([sys.executable, "-m", "benchmarks.placement", *options], capture_output=True, text=True, cwd=ROOT, check=False)
@@ -117,7 +117,7 @@ def placement(workload: str, strategy: str, precision: str) -> list[Check]:
     ]
 
 
-def found() -> Check:
+def check_gpus_found() -> Check:
     """Check that a program that the trainer starts finds a GPU; show how many it finds by itself, without `library_path`."""
     program = [sys.executable, "-c", "import tensorflow as tf; print('GPUs:', len(tf.config.list_physical_devices('GPU')))"]
     commands = ([sys.executable, "-m", "trainer", "--", *program], program)
@@ -126,31 +126,35 @@ def found() -> Check:
     return Check("a program that the trainer starts finds GPUs", counts[0] > 0, f"{counts[0]}; started by itself {counts[1]}")
 
 
-def growth() -> Check:
-    """Check, while the MLP trains, that a task uses only the GPU memory that it needs."""
+def check_memory_growth() -> Check:
+    """Check, while the MLP trains, that a task takes only the GPU memory that it needs, on whichever GPU it is."""
+    before = _memory_used()
     taken: list[int] = []
-    query = ["nvidia-smi", "--query-gpu=memory.used,memory.total", "--format=csv,noheader,nounits"]
 
     def look(event: Mapping[str, Any]) -> None:
         if event["event"] in {"progress", "evaluated"}:
-            used, total = (
-                int(n) for n in subprocess.run(query, capture_output=True, text=True, check=True).stdout.splitlines()[0].split(",")
-            )
-            taken.append(100 * used // total)
+            taken.append(max(now - then for now, then in zip(_memory_used(), before, strict=True)))
 
     ours.run(_timed("mnist_mlp", "single", 2000, "float32", 1), look)
     most = max(taken, default=100)
-    return Check("memory grows: a task of the MLP takes less than half of the first GPU", holds=most < 50, seen=f"{most} % at most")
+    return Check("memory grows: a task of the MLP takes less than half of a GPU", holds=most < 50, seen=f"{most} % at most")
+
+
+def _memory_used() -> list[int]:
+    """Return the percentage of each GPU's memory that is in use."""
+    query = ["nvidia-smi", "--query-gpu=memory.used,memory.total", "--format=csv,noheader,nounits"]
+    lines = subprocess.run(query, capture_output=True, text=True, check=True).stdout.splitlines()
+    return [100 * used // total for used, total in (map(int, line.split(",")) for line in lines)]
 
 
 def _timed(workload: str, strategy: str, steps: int, precision: str, count: int) -> dict[str, object]:
     """Return a spec that trains on so many GPUs and does nothing else."""
-    train = ours.MLP if workload == "mnist_mlp" else {"workload": workload, "batch_size": CNN_BATCH}
+    train = ours.MLP if workload == "mnist_mlp" else {"workload": workload, "batch_size": GPU_CNN_BATCH}
     alone = ours.spec(ours.Case("single", {**train, "precision": precision}), steps, 1, "float32")
     return {**alone, "strategy": strategy, "roles": {"chief": {"cpu": 1, "gpus": count}}}
 
 
-def programs(steps: int, count: int, precisions: Sequence[str]) -> list[tuple[Contender, Contender]]:
+def program_pairs(steps: int, count: int, precisions: Sequence[str]) -> list[tuple[Contender, Contender]]:
     """Return pairs of ours and the loop written by hand. The CNN, whose steps take longer, takes a fifth of them."""
     taken = {"mnist_mlp": steps, "cifar10": steps // 5}
 
@@ -158,13 +162,15 @@ def programs(steps: int, count: int, precisions: Sequence[str]) -> list[tuple[Co
         spec = json.dumps(_timed(workload, strategy, taken[workload], precision, count if strategy == "mirrored" else 1))
         command = (sys.executable, "-m", "benchmarks.ours", "--spec", spec)
         title = f"ours: {workload}, {strategy}, {precision}"
-        return Contender(f"{workload}-{strategy}-{precision}", "gpu", title, command, taken[workload], learns=0.9)
+        return Contender(f"{workload}-{strategy}-{precision}", "gpu", title, command, taken[workload], max_loss_ratio=0.9)
 
     def by_hand(workload: str, precision: str) -> Contender:
         module = "benchmarks.handwritten" if workload == "mnist_mlp" else "benchmarks.handwritten_cnn"
-        batch = () if workload == "mnist_mlp" else ("--batch", str(CNN_BATCH))
+        batch = () if workload == "mnist_mlp" else ("--batch", str(GPU_CNN_BATCH))
         command = (sys.executable, "-m", module, "--precision", precision, *batch)
-        return Contender(f"{workload}-hand-{precision}", "gpu", f"by hand: {workload}, {precision}", command, taken[workload], learns=0.9)
+        return Contender(
+            f"{workload}-hand-{precision}", "gpu", f"by hand: {workload}, {precision}", command, taken[workload], max_loss_ratio=0.9
+        )
 
     return [
         (ours_is(workload, strategy, precision), by_hand(workload, precision))
@@ -176,7 +182,7 @@ def programs(steps: int, count: int, precisions: Sequence[str]) -> list[tuple[Co
 
 def speeds(steps: int, repeat: int, count: int, precisions: Sequence[str]) -> tuple[report.Sheet, dict[str, float]]:
     """Measure each pair; return the table, and all rates by the programs' names."""
-    pairs = programs(steps, count, precisions)
+    pairs = program_pairs(steps, count, precisions)
     found: dict[str, list[Figures]] = {}
     for _ in range(repeat):
         for contender in {c.name: c for pair in pairs for c in pair}.values():
@@ -205,14 +211,14 @@ def main() -> int:
     options = parser.parse_args()
     devices = gpus()
     facts = {**machine(), "gpu": "; ".join(devices)}
-    seen = found()
+    seen = check_gpus_found()
     os.environ.update(library_path())  # as the trainer's parent does: for the loops written by hand
     trained = itertools.product(("mnist", "cifar10"), ("single", "mirrored"), PRECISIONS)
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        examples = pool.map(lambda name: example(name, len(devices)), EXAMPLES)
-        placements = pool.map(lambda what: placement(*what), trained)
+        examples = pool.map(lambda name: check_example(name, len(devices)), EXAMPLES)
+        placements = pool.map(lambda what: check_placement(*what), trained)
         checks = [seen, *examples, *itertools.chain.from_iterable(placements)]
-    checks.append(growth())
+    checks.append(check_memory_growth())
     speed, rates = speeds(options.steps, options.repeat, len(devices), options.precisions)
     held = report.Sheet("Checks", ("check", "holds", "seen"), [(c.what, "yes" if c.holds else "NO", c.seen) for c in checks], texts=3)
     report.show([held, speed], facts, terminal=sys.stdout.isatty())

@@ -54,7 +54,7 @@ def resident() -> Callable[[], tuple[tf.Tensor, tf.Tensor]]:
 
 def main() -> None:
     """Train and print the result."""
-    options = task.arguments(__doc__, data="pipeline", precision="float32")
+    options = task.parse_arguments(__doc__, data="pipeline", precision="float32")
     stopwatch = task.Stopwatch(options.steps)
     keras.config.set_dtype_policy(options.precision)
     batch = {"pipeline": pipeline, "resident": resident}[options.data]()

@@ -86,7 +86,7 @@ def pipeline(batch: int) -> Any:
 
 def main() -> None:
     """Train and print the result."""
-    options = task.arguments(__doc__, batch=task.CNN_BATCH, precision="float32")
+    options = task.parse_arguments(__doc__, batch=task.CNN_BATCH, precision="float32")
     stopwatch = task.Stopwatch(options.steps)
     keras.config.set_dtype_policy(options.precision)
     iterator = pipeline(options.batch)

@@ -23,10 +23,10 @@ class Marks(keras.callbacks.Callback):
 
 def main() -> None:
     """Train and print the result."""
-    options = task.arguments(__doc__, rows=1_000_000)
+    options = task.parse_arguments(__doc__, rows=1_000_000)
     stopwatch = task.Stopwatch(options.steps)
     model = rows.model(options.rows, rows.IDS)
-    model.compile(keras.optimizers.Adagrad(rows.RATE), "mse")
+    model.compile(keras.optimizers.Adagrad(rows.LEARNING_RATE), "mse")
     model.fit(rows.batches(options.rows, rows.IDS, 0), steps_per_epoch=options.steps, verbose=0, callbacks=[Marks(stopwatch)])
     stopwatch.print()
 

@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from benchmarks.contenders import PEERS_PYTHON, ROOT, Contender
+from benchmarks.contenders import BASELINES_PYTHON, ROOT, Contender
 from benchmarks.memory import MemoryWatch, Peak
 from benchmarks.task import DEADLINE
 
@@ -60,7 +60,9 @@ def measure(contender: Contender, steps: int) -> Figures:
     """
     # A home of its own: Ray and Keras write into it.
     with tempfile.TemporaryDirectory() as home:
-        path = os.pathsep.join([str(PEERS_PYTHON.parent), os.environ.get("PATH", "")]) if contender.needs else os.environ.get("PATH", "")
+        path = (
+            os.pathsep.join([str(BASELINES_PYTHON.parent), os.environ.get("PATH", "")]) if contender.needs else os.environ.get("PATH", "")
+        )
         started = str(time.time())
         environment = {**os.environ, **ENVIRONMENT, "HOME": home, "PATH": path, "BENCH_STARTED": started}
         watch = MemoryWatch(f"BENCH_STARTED={started}")
@@ -89,7 +91,7 @@ def measure(contender: Contender, steps: int) -> Figures:
         end = "\n".join(output.splitlines()[-15:])
         raise MeasurementError(f"{contender.title} ended with exit code {process.returncode} and this output:\n{end}")
     printed: dict[str, float] = json.loads(lines[-1])
-    if not printed["last_loss"] < printed["first_loss"] * contender.learns:
+    if not printed["last_loss"] < printed["first_loss"] * contender.max_loss_ratio:
         raise MeasurementError(f"{contender.title} did not train: its loss went from {printed['first_loss']} to {printed['last_loss']}")
     return Figures(printed, memory)
 
@@ -112,9 +114,11 @@ def missing(contender: Contender) -> str:
         return ""
     probe = "import importlib.util as u, sys; print(*[n for n in sys.argv[1:] if u.find_spec(n) is None])"
     try:
-        done = subprocess.run([str(PEERS_PYTHON), "-c", probe, *contender.needs], capture_output=True, text=True, check=True, timeout=60)
+        done = subprocess.run(
+            [str(BASELINES_PYTHON), "-c", probe, *contender.needs], capture_output=True, text=True, check=True, timeout=60
+        )
     except (OSError, subprocess.CalledProcessError):
-        return f"{PEERS_PYTHON.parents[1].name} does not exist; run make bench, which creates it"
+        return f"{BASELINES_PYTHON.parents[1].name} does not exist; run make bench, which creates it"
     return f"not installed: {done.stdout.strip()}" if done.stdout.strip() else ""
 
 

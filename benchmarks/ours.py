@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import task
+from benchmarks.contenders import TABLE_ROWS
 from trainer import events
 
 MLP: dict[str, Any] = {
@@ -41,8 +42,7 @@ WIRE: dict[str, Any] = {
 
 
 # Tables are updated by rows, whatever their size.
-ROWS: dict[str, Any] = {"workload": "benchmarks.rows:Rows", "batch_size": 256, "embeddings": {"min_rows": 1}}
-COUNTS = (10**4, 10**5, 10**6, 10**7)
+EMBEDDING: dict[str, Any] = {"workload": "benchmarks.rows:Rows", "batch_size": 256, "embeddings": {"min_rows": 1}}
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Case:
 
 def _rows(rows: int, *, sync: bool = False, **params: int) -> Case:
     together = {"sync": {"replicas_to_aggregate": task.WORKERS}} if sync else {}
-    return Case("parameter_server", {**ROWS, "params": {"rows": rows, **params}, **together}, servers=2)
+    return Case("parameter_server", {**EMBEDDING, "params": {"rows": rows, **params}, **together}, servers=2)
 
 
 CASES = {
@@ -72,11 +72,11 @@ CASES = {
     "one_slower": Case("parameter_server", {**BACKED_UP, "workload": "benchmarks.workloads:OneSlower"}),
     "wire_ps": Case("parameter_server", WIRE),
     "wire_allreduce": Case("multi_worker_mirrored", WIRE),
-    **{f"rows_{rows}": _rows(rows) for rows in COUNTS},
+    **{f"rows_{rows}": _rows(rows) for rows in TABLE_ROWS.values()},
     "rows_sync": _rows(10**6, sync=True),
-    "rows_single": Case("single", {**ROWS, "params": {"rows": 10**6}}),
-    "rows_allreduce": Case("multi_worker_mirrored", {**ROWS, "params": {"rows": 10**6}}),
-    "rows_whole": Case("multi_worker_mirrored", {**ROWS, "params": {"rows": 10**6}, "embeddings": {"min_rows": 10**9}}),
+    "rows_single": Case("single", {**EMBEDDING, "params": {"rows": 10**6}}),
+    "rows_allreduce": Case("multi_worker_mirrored", {**EMBEDDING, "params": {"rows": 10**6}}),
+    "rows_whole": Case("multi_worker_mirrored", {**EMBEDDING, "params": {"rows": 10**6}, "embeddings": {"min_rows": 10**9}}),
     "tables_1": _rows(10**6, ids=26),
     "tables_26": _rows(10**6, ids=26, tables=26),
 }
@@ -113,6 +113,15 @@ def spec(case: Case, steps: int, workers: int, wire: str) -> dict[str, object]:
     }
 
 
+def config_of(train: Mapping[str, object], strategy: str, **more: object) -> Any:
+    """Return the trainer's configuration for a session in this process, which writes nothing."""
+    from trainer.engine.train_config import train_config
+    from trainer.settings import TrainerSettings
+
+    settings = {"run": "bench", "strategy": strategy, "run_dir": "unused", "scratch_dir": "unused", "train": train, **more}
+    return train_config(TrainerSettings.model_validate(settings))
+
+
 def run(spec: Mapping[str, object], on_event: Callable[[events.Event], None], on_output: Callable[[str], None] = lambda _: None) -> None:
     """Run a spec with `launcher up` in a directory of its own; pass on each event of its tasks, and each other line of JSON.
 
@@ -139,7 +148,7 @@ def run(spec: Mapping[str, object], on_event: Callable[[events.Event], None], on
 
 def main() -> None:
     """Run one case and print the result."""
-    options = task.arguments(__doc__, case="single", workers=task.WORKERS, wire="float32", spec="")
+    options = task.parse_arguments(__doc__, case="single", workers=task.WORKERS, wire="float32", spec="")
     stopwatch = task.Stopwatch(options.steps)
     accuracies: list[float] = []
 

@@ -14,7 +14,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterable
 
-from benchmarks import task
+from benchmarks import ours, task
 
 # Operations that take most of a step's time; those that feed it (gathers, shuffles) belong on the CPU.
 OPERATIONS = ("MatMul", "Conv2D", "Conv2DBackpropInput", "Conv2DBackpropFilter", "MaxPool", "MaxPoolGrad", "ResourceApplyAdam")
@@ -39,20 +39,12 @@ def train(workload: str, strategy: str, precision: str, steps: int) -> dict[str,
     from trainer.engine.collectives.all_reduce import AllReduce
     from trainer.engine.mirrored import MirroredSession, devices
     from trainer.engine.replicated import LocalSession
-    from trainer.engine.train_config import train_config
-    from trainer.settings import TrainerSettings
     from trainer.workloads.loading import load_workload
 
     settings = {"workload": workload, "steps": steps, "precision": precision, "batch_size": 32}
-    work = train_config(
-        TrainerSettings.model_validate(
-            {"run": "placement", "strategy": strategy, "run_dir": "unused", "scratch_dir": "unused", "local_replicas": 2, "train": settings}
-        )
-    )
-    workload_object = load_workload(work.train)
-    session = (
-        MirroredSession(workload_object, work, devices(2)) if strategy == "mirrored" else LocalSession(workload_object, work, AllReduce())
-    )
+    config = ours.config_of(settings, strategy, local_replicas=2)
+    loaded = load_workload(config.train)
+    session = MirroredSession(loaded, config, devices(2)) if strategy == "mirrored" else LocalSession(loaded, config, AllReduce())
     session.begin_at(0)
     losses = [session.run(1).loss for _ in range(steps)]
     gpus = tf.config.list_logical_devices("GPU")
@@ -62,7 +54,7 @@ def train(workload: str, strategy: str, precision: str, steps: int) -> dict[str,
 
 def main() -> None:
     """Train in a process of its own, whose log has the placements of operations."""
-    options = task.arguments(__doc__, workload="mnist", strategy="single", precision="float32", here=0)
+    options = task.parse_arguments(__doc__, workload="mnist", strategy="single", precision="float32", here=0)
     if options.here:
         print(json.dumps(train(options.workload, options.strategy, options.precision, options.steps)), flush=True)
         os._exit(0)

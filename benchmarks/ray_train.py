@@ -65,7 +65,7 @@ def train(config: dict[str, Any]) -> None:
 
 def main() -> None:
     """Start Ray on this machine, train, and print the result."""
-    options = task.arguments(__doc__, calls=50)
+    options = task.parse_arguments(__doc__, calls=50)
     import ray
     from ray.train import RunConfig, ScalingConfig
     from ray.train.tensorflow import TensorflowTrainer

@@ -16,8 +16,8 @@ IDS = 8  # of an example
 BATCH = 256
 DIMENSION = 16
 UNITS = 16
-RATE = 0.1
-START = 0.05  # rows begin between minus this and this
+LEARNING_RATE = 0.1
+INIT_RANGE = 0.05  # rows begin between minus this and this
 
 
 def sizes(rows: int, tables: int) -> list[int]:
@@ -44,7 +44,7 @@ def model(rows: int, ids: int, tables: int = 1) -> keras.Model:
     """Return the mean of an example's rows, and two dense layers."""
 
     def table(size: int, name: str) -> keras.layers.Embedding:
-        start = keras.initializers.RandomUniform(-START, START, seed=1)
+        start = keras.initializers.RandomUniform(-INIT_RANGE, INIT_RANGE, seed=1)
         return keras.layers.Embedding(size, DIMENSION, embeddings_initializer=start, name=name)
 
     inputs = keras.Input((ids,), dtype="int32")
@@ -69,7 +69,7 @@ class Rows:
 
     def optimizer(self) -> keras.optimizers.Optimizer:
         """Return Adagrad."""
-        return keras.optimizers.Adagrad(RATE)
+        return keras.optimizers.Adagrad(LEARNING_RATE)
 
     def loss(self, targets: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:
         """Return the mean squared error."""

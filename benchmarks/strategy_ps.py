@@ -77,7 +77,7 @@ def coordinate(cluster: dict[str, list[str]], steps: int, calls: int, stopwatch:
 
 def main() -> None:
     """Be one task, or start them all and coordinate."""
-    options = task.arguments(__doc__, job="", index=0, cluster="", calls=50)
+    options = task.parse_arguments(__doc__, job="", index=0, cluster="", calls=50)
     if options.job:
         serve(json.loads(options.cluster), options.job, options.index)
         return

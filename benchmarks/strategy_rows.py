@@ -31,7 +31,7 @@ def program(strategy: Any, rows: int) -> Any:
     """Create variables on the servers; return the function that runs steps."""
     import tensorflow as tf
 
-    from benchmarks.rows import DIMENSION, RATE, START, UNITS
+    from benchmarks.rows import DIMENSION, INIT_RANGE, LEARNING_RATE, UNITS
 
     shapes = {"table": [rows, DIMENSION], "w1": [DIMENSION, UNITS], "b1": [UNITS], "w2": [UNITS, 1], "b2": [1]}
 
@@ -43,7 +43,7 @@ def program(strategy: Any, rows: int) -> Any:
         return tf.Variable(first, shape=shapes[name], dtype=tf.float32)
 
     with strategy.scope():
-        limits = {"table": START, **{name: (6 / sum(shapes[name])) ** 0.5 for name in ("w1", "w2")}}
+        limits = {"table": INIT_RANGE, **{name: (6 / sum(shapes[name])) ** 0.5 for name in ("w1", "w2")}}
         variables = {name: variable_of(name, -limits.get(name, 0.0), limits.get(name, 0.0)) for name in shapes}
         # The strategy places variables on its servers in turn: so each is on the same ps as its sums.
         sums_of = [variable_of(name, ACCUMULATED, ACCUMULATED) for name in shapes]
@@ -56,7 +56,7 @@ def program(strategy: Any, rows: int) -> Any:
             hidden = tf.nn.relu(tf.matmul(pooled, variables["w1"]) + variables["b1"])
             loss = tf.reduce_mean(tf.square(targets - tf.matmul(hidden, variables["w2"]) - variables["b2"]))
         for gradient, variable, sums in zip(tape.gradient(loss, trained), trained, accumulated, strict=True):
-            common = {"var": variable.handle, "accum": sums.handle, "lr": RATE, "epsilon": 1e-7}
+            common = {"var": variable.handle, "accum": sums.handle, "lr": LEARNING_RATE, "epsilon": 1e-7}
             with tf.device(variable.device):
                 if isinstance(gradient, tf.IndexedSlices):
                     tf.raw_ops.ResourceSparseApplyAdagradV2(**common, grad=gradient.values, indices=gradient.indices)
@@ -115,7 +115,7 @@ def coordinate(cluster: dict[str, list[str]], steps: int, rows: int, calls: int,
 
 def main() -> None:
     """Be one task, or start them all and coordinate."""
-    options = task.arguments(__doc__, job="", index=0, cluster="", calls=50, rows=1_000_000)
+    options = task.parse_arguments(__doc__, job="", index=0, cluster="", calls=50, rows=1_000_000)
     if options.job:
         serve(json.loads(options.cluster), options.job, options.index)
         return

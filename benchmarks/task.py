@@ -77,7 +77,7 @@ class Stopwatch:
         print(json.dumps(self.result(**more)), flush=True)
 
 
-def arguments(description: str | None, **more: object) -> argparse.Namespace:
+def parse_arguments(description: str | None, **more: object) -> argparse.Namespace:
     """Parse `--steps` and the options given by name and default."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--steps", type=int, default=2000, help="steps of all workers together; of each worker for an all-reduce")

@@ -75,7 +75,7 @@ def work(tf: Any, steps: int, index: int, cluster: dict[str, list[str]], stopwat
 
 def main() -> None:
     """Be one task, or start them all."""
-    options = task.arguments(__doc__, job="", index=0, cluster="", sync=0)
+    options = task.parse_arguments(__doc__, job="", index=0, cluster="", sync=0)
     if not options.job:
         sys.exit(run_all(options.steps, options.sync))
     stopwatch = task.Stopwatch(options.steps)

@@ -28,7 +28,7 @@ def run_all(steps: int, rows: int) -> int:
 
 def build(tf: Any, ids: Any, targets: Any, rows: int) -> tuple[Any, Any, Any]:
     """Return the operations for loss, global step and one training step."""
-    from benchmarks.rows import DIMENSION, RATE, START, UNITS
+    from benchmarks.rows import DIMENSION, INIT_RANGE, LEARNING_RATE, UNITS
 
     v1 = tf.compat.v1
 
@@ -36,13 +36,13 @@ def build(tf: Any, ids: Any, targets: Any, rows: int) -> tuple[Any, Any, Any]:
         weights = v1.get_variable(f"w{name}", [size, units], initializer=v1.glorot_uniform_initializer())
         return tf.matmul(values, weights) + v1.get_variable(f"b{name}", [units], initializer=v1.zeros_initializer())
 
-    start = v1.random_uniform_initializer(-START, START)
+    start = v1.random_uniform_initializer(-INIT_RANGE, INIT_RANGE)
     table = v1.get_variable("table", [rows, DIMENSION], initializer=start, partitioner=v1.fixed_size_partitioner(SERVERS))
     pooled = tf.reduce_mean(v1.nn.embedding_lookup(table, ids), 1)
     outputs = dense(tf.nn.relu(dense(pooled, "1", DIMENSION, UNITS)), "2", UNITS, 1)
     loss = tf.reduce_mean(tf.square(targets - outputs))
     step = v1.train.get_or_create_global_step()
-    return loss, step, v1.train.AdagradOptimizer(RATE).minimize(loss, global_step=step)
+    return loss, step, v1.train.AdagradOptimizer(LEARNING_RATE).minimize(loss, global_step=step)
 
 
 def work(tf: Any, steps: int, index: int, rows: int, cluster: dict[str, list[str]], stopwatch: task.Stopwatch) -> None:
@@ -71,7 +71,7 @@ def work(tf: Any, steps: int, index: int, rows: int, cluster: dict[str, list[str
 
 def main() -> None:
     """Be one task, or start them all."""
-    options = task.arguments(__doc__, job="", index=0, cluster="", rows=1_000_000)
+    options = task.parse_arguments(__doc__, job="", index=0, cluster="", rows=1_000_000)
     if not options.job:
         sys.exit(run_all(options.steps, options.rows))
     stopwatch = task.Stopwatch(options.steps)

@@ -25,7 +25,7 @@ def build() -> nn.Module:
 
 def main() -> None:
     """Train in step with the others; rank 0 measures."""
-    options = task.arguments(__doc__)
+    options = task.parse_arguments(__doc__)
     stopwatch = task.Stopwatch(options.steps)
     torch.set_num_threads(1)
     distributed.init_process_group("gloo")

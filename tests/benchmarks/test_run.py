@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import contenders, measuring, memory, placement, report, task
+from benchmarks import contenders, gpu, measuring, memory, ours, placement, report, task
 
 
 def stopwatch(*marks: tuple[int, float, float], steps: int = 100) -> task.Stopwatch:
@@ -125,3 +125,13 @@ def test_placements_are_read_from_tensorflows_log() -> None:
         "GatherV2: (GatherV2): /job:localhost/replica:0/task:0/device:CPU:0",
     ]
     assert placement.placed(log) == {"MatMul": {"GPU": 2, "CPU": 1}}
+
+
+def test_the_memory_that_a_task_takes_is_looked_at_on_every_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    smi = tmp_path / "nvidia-smi"
+    smi.write_text(f"#!/bin/sh\necho 90, 100\n[ -f {smi}.seen ] && echo 60, 100 || echo 5, 100\ntouch {smi}.seen\n")
+    smi.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    monkeypatch.setattr(ours, "run", lambda _spec, note: note({"event": "progress"}))
+    check = gpu.check_memory_growth()
+    assert (check.holds, check.seen) == (False, "55 % at most")
