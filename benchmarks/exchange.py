@@ -61,9 +61,9 @@ def work(index: int, steps: int, floats: int, stopwatch: task.Stopwatch) -> None
 
 def main() -> None:
     """Be one worker, or start both."""
-    options = task.parse_arguments(__doc__, config="", index=0, cluster="", floats=0)
-    if options.config:
-        task_config = {"cluster": json.loads(options.cluster), "task": {"type": options.config, "index": options.index}}
+    options = task.parse_arguments(__doc__, job="", index=0, cluster="", floats=0)
+    if options.job:
+        task_config = {"cluster": json.loads(options.cluster), "task": {"type": options.job, "index": options.index}}
         os.environ["TF_CONFIG"] = json.dumps(task_config)
         stopwatch = task.Stopwatch(options.steps)
         work(options.index, options.steps, options.floats, stopwatch)

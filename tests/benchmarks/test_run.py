@@ -4,10 +4,25 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
-from benchmarks import contenders, gpu, measuring, memory, ours, placement, report, task
+from benchmarks import (
+    contenders,
+    exchange,
+    gpu,
+    measuring,
+    memory,
+    ours,
+    placement,
+    report,
+    strategy_ps,
+    strategy_rows,
+    task,
+    tf1_ps,
+    tf1_rows,
+)
 
 
 def stopwatch(*marks: tuple[int, float, float], steps: int = 100) -> task.Stopwatch:
@@ -135,3 +150,13 @@ def test_the_memory_that_a_task_takes_is_looked_at_on_every_gpu(monkeypatch: pyt
     monkeypatch.setattr(ours, "run", lambda _spec, note: note({"event": "progress"}))
     check = gpu.check_memory_growth()
     assert (check.holds, check.seen) == (False, "55 % at most")
+
+
+@pytest.mark.parametrize("program", [exchange, strategy_ps, strategy_rows, tf1_ps, tf1_rows])
+def test_a_program_of_several_processes_takes_the_option_by_which_each_is_started(
+    program: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["program", "--help"])
+    with pytest.raises(SystemExit):
+        program.main()
+    assert "--job JOB" in capsys.readouterr().out
