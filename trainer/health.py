@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainer.process_group import DEAD, STOPPED
+from trainer.process_group import DEAD, STOPPED, stat_fields
 from trainer.strategies import STRATEGIES
 from trainer.tf_config import ConfigurationError, parse, split_address
 
@@ -79,8 +79,7 @@ def _processes(proc: Path) -> Iterator[_Process]:
         if not directory.name.isdecimal():
             continue
         with contextlib.suppress(OSError):  # it has ended, or is another user's
-            # The name is in brackets and may contain anything; state and parent follow it.
-            state, parent = (directory / "stat").read_text(errors="replace").rpartition(")")[2].split()[:2]
+            state, parent = stat_fields(directory / "stat")[:2]
             raw = (directory / "environ").read_bytes().decode(errors="replace")
             environment = dict(entry.partition("=")[::2] for entry in raw.split("\0") if "=" in entry)
             if state not in DEAD:

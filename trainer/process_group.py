@@ -88,6 +88,11 @@ def kill_group(child: int) -> None:
 DEAD, STOPPED = frozenset("ZXx"), frozenset("Tt")
 
 
+def stat_fields(stat: Path) -> list[str]:
+    """Return the fields after the name in a file of proc_pid_stat(5), the state first. The name is in brackets, and may contain anything."""
+    return stat.read_text(errors="replace").rpartition(")")[2].split()
+
+
 def process_stat(pid: int) -> tuple[str, str]:
     """Return the state and the start time of a process; X if it is gone, R if the system has no /proc."""
     if not Path("/proc/self/stat").exists():
@@ -97,7 +102,7 @@ def process_stat(pid: int) -> tuple[str, str]:
             return "X", ""
         return "R", ""
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+        fields = stat_fields(Path(f"/proc/{pid}/stat"))
     except OSError:
         return "X", ""
     return fields[0], fields[19]

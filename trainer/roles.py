@@ -162,14 +162,9 @@ def _parameter_server(context: RoleContext, workload: Workload) -> TrainingSetup
 
     connection, stop_requested = _connected(context)
     sync = context.config.train.sync
-    if sync is None:
-        return TrainingSetup(
-            1, lambda config: AsynchronousSession(workload, config, connection, stop_requested), stop_requested, connection.watch
-        )
-    needed = sync.replicas_to_aggregate
-    return TrainingSetup(
-        needed, lambda config: SynchronousSession(workload, config, connection, stop_requested), stop_requested, connection.watch
-    )
+    session = AsynchronousSession if sync is None else SynchronousSession
+    replicas = 1 if sync is None else sync.replicas_to_aggregate
+    return TrainingSetup(replicas, lambda config: session(workload, config, connection, stop_requested), stop_requested, connection.watch)
 
 
 def _connected(context: RoleContext) -> "tuple[Connection, Callable[[], bool]]":

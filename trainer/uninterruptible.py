@@ -8,6 +8,7 @@ from pathlib import Path
 from trainer.child import Child
 from trainer.event_loop import EventLoop
 from trainer.exit_codes import ExitCode
+from trainer.process_group import stat_fields
 
 _POLL_INTERVAL = 0.5  # seconds
 _CONFIRMATIONS = 4  # in a row: threads end one after the other, and a live one may wait for a disk now and then
@@ -66,14 +67,9 @@ def _code_of_dead_leader(pid: int) -> int | None:
     Other remaining threads may free the memory of the process, or continue although the first one has ended.
     """
     try:
-        fields = _fields(Path(f"/proc/{pid}/stat"))
-        if fields[0] != "Z" or all(_fields(thread / "stat")[0] != "D" for thread in Path(f"/proc/{pid}/task").iterdir()):
+        fields = stat_fields(Path(f"/proc/{pid}/stat"))
+        if fields[0] != "Z" or all(stat_fields(thread / "stat")[0] != "D" for thread in Path(f"/proc/{pid}/task").iterdir()):
             return None
     except OSError:
         return None
-    return os.waitstatus_to_exitcode(int(fields[49]))
-
-
-def _fields(stat: Path) -> list[str]:
-    """Return the fields after the name in proc_pid_stat(5): the state first, the exit status at 49."""
-    return stat.read_text(errors="replace").rpartition(")")[2].split()
+    return os.waitstatus_to_exitcode(int(fields[49]))  # the exit status

@@ -18,7 +18,8 @@ from trainer.stack_reading import Frame
 from trainer.tf_config import task_name
 from trainer.tracebacks import KIND, is_transient, remedy
 
-# Directories without the user's own code: Python, its packages, and the trainer.
+# Directories without the user's own code: Python, its packages (unless `user_frames` gets one of them as the user's), and the trainer. For stacks and
+# tracebacks that are only text, of which this process may lack the files, stack_reading.py and tracebacks.py have patterns instead.
 _FOREIGN = tuple({*(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")), str(Path(__file__).parent)})
 _GENERATED = "__autograph_generated_file"
 # The source location in messages of AutoGraph and of graph errors.
