@@ -177,7 +177,8 @@ class _Evaluator:
         self._logs = Logs(config.run_dir, self._files)
         self._best: BestModel | None = None
         if config.export:
-            self._best = BestModel(config.export, config.run_dir, self._evaluation.names, self._model, report, share=1)
+            names = model_ops.evaluated_names(workload, self._model) if config.export.metric else None
+            self._best = BestModel(config.export, config.run_dir, names, self._model, report, share=1)
         self._began = 0.0
 
     def load(self, path: str) -> Exception | None:

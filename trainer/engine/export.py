@@ -69,14 +69,14 @@ class BestModel:
         self,
         export: Export,
         run_dir: Path,
-        names: Sequence[str],
+        names: Sequence[str] | None,
         model: keras.Model,
         report: Reporter,
         *,
         share: float,
         tables: Tables | None = None,
     ) -> None:
-        """Continue from an earlier attempt's best model. `names` are the workload's measures, required if the settings name a metric.
+        """Continue from an earlier attempt's best model. `names` are those of an evaluation's loss and metrics, None if they are not known yet.
 
         `tables` are those of the model that are spread over servers.
 
@@ -84,8 +84,7 @@ class BestModel:
             WorkloadError: the settings' metric is none of `names`, or it is not known whether more or less of it is better.
         """
         self._export = export
-        # The default, accuracy or loss, needs no check: the first evaluation shows which of them there is.
-        self._goal = _goal(export, names) if export.metric or names else None
+        self._goal = None if names is None else _goal(export, names)  # None until the first evaluation shows the names
         self._share = share
         self._files = _ModelWriter(export, run_dir, BEST, model, report, tables)
         self._can_wait = tables is None

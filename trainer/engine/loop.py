@@ -165,8 +165,8 @@ class _Chief:
         self._timeouts = Timeouts(config.save_timeout, config.grace_period)
         self.saver = Saver(self._checkpoints, report, self._timeouts, self._note_checkpoint)
         self.early_stop = EarlyStop(config.train, config.run_dir)
-        if config.train.early_stopping and (measured := model_ops.evaluated_names(workload, session.model)) is not None:
-            check_metric(config.train.early_stopping, measured)
+        if config.train.early_stopping and (names := model_ops.evaluated_names(workload, session.model)) is not None:
+            check_metric(config.train.early_stopping, names)
         self._evaluation: model_ops.ModelEvaluation | None = None
         self._best: BestModel | None = None
         if session.tables:
@@ -185,7 +185,7 @@ class _Chief:
         if self._export:
             clear_last(config.run_dir)
         if self._export and not config.has_evaluator:
-            names = ("loss", *model_ops.metric_names(workload, session.model)) if self._export.metric else ()
+            names = model_ops.evaluated_names(workload, session.model) if self._export.metric else None
             sharded = self._sharded_tables
             self._best = BestModel(self._export, config.run_dir, names, session.model, report, share=_EXPORT_SHARE, tables=sharded)
         self._save_due = Interval(config.checkpoint.every_steps, config.checkpoint.every_seconds)

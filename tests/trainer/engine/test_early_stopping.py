@@ -104,6 +104,13 @@ def test_the_names_of_an_evaluation_are_known_before_it(params: dict[str, Any], 
     assert model_ops.evaluated_names(workload, workload.model()) == names
 
 
+@pytest.mark.parametrize("params", [{"whole": 1}, {"whole": 1, "empty": 1}])
+def test_the_best_model_may_be_chosen_by_any_metric_of_an_evaluation(tmp_path: Path, params: dict[str, Any]) -> None:
+    metric = "accuracy" if params.get("empty") else "whole"
+    _, _, output = train(tmp_path, 20, params, data=Whole, export={"formats": ["keras"], "metric": metric, "mode": "max"})
+    assert [event["metric"] for event in output.events("exported")] == [metric]
+
+
 @pytest.mark.parametrize("params", [{}, {"whole": 1}])
 def test_the_prefix_of_metrics_in_keras_callbacks_is_refused_before_training(tmp_path: Path, params: dict[str, Any]) -> None:
     with pytest.raises(WorkloadError, match=r"'val_loss'; the evaluations have loss, accuracy.*; did you mean 'loss'"):
