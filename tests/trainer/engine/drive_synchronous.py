@@ -146,6 +146,7 @@ def rows_with_a_backup(scratch: Path, connection: Any) -> dict[str, Any]:
 
     from tests.trainer.engine import embedding_models
     from tests.trainer.engine.drive_embeddings import config_of, rows_of
+    from trainer.engine.embeddings.layers import INITIAL_ROWS
     from trainer.engine.parameter_server.synchronous import SynchronousSession
     from trainer.workloads.errors import WorkloadError
     from trainer.workloads.loading import load_workload
@@ -160,6 +161,7 @@ def rows_with_a_backup(scratch: Path, connection: Any) -> dict[str, Any]:
     fixed = SynchronousSession(load_workload(fixed_job.train), fixed_job, connection, lambda: False)
     alive.append(fixed)
     fixed.begin_at(0)
+    held = any(hasattr(layer, INITIAL_ROWS) for layer in fixed.model.layers)
     fixed.run(5, finish=True)
     fixed.close()
     session = new_session()
@@ -172,7 +174,7 @@ def rows_with_a_backup(scratch: Path, connection: Any) -> dict[str, Any]:
     except WorkloadError as error:
         refused = str(error)
     moved = float(np.max(np.abs(rows - embedding_models.start(*rows.shape).value)))
-    return {"rows with a back-up": {"step": session.step, "moved": moved}, "norm of rows": refused, "given rows": fixed.step}
+    return {"rows with a back-up": {"step": session.step, "moved": moved}, "norm of rows": refused, "given rows": (fixed.step, held)}
 
 
 def compare(cluster: Any) -> dict[str, Any]:  # noqa: PLR0915 - all cases in turn, on one cluster
@@ -274,10 +276,14 @@ def compare(cluster: Any) -> dict[str, Any]:  # noqa: PLR0915 - all cases in tur
     # Two servers received gradients in different orders, as may happen at the end of a call: workers wait for the server
     # that has done its rounds, and the other server waits for them.
     before = backed_up.step
-    uneven = [backed_up._run_rounds(counts) for counts in DIFFERING]
+    uneven, dropped = [], [backed_up._dropped]
+    for counts in DIFFERING:
+        uneven.append(backed_up._run_rounds(counts))
+        dropped.append(backed_up._dropped)
     backed_up._step += sum(counts[0] for counts in DIFFERING)
     backed_up.run(20, finish=True)
     report["differing"] = {"done": uneven, "steps": backed_up.step - before}
+    report["dropped differing"] = dropped[-1] - dropped[-2]
 
     # Rounds continue without a backup worker, which takes part again after its restart.
     backed_up.run(20)

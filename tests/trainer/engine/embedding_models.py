@@ -140,7 +140,8 @@ def given(params: dict[str, Any]) -> keras.Model:
     """A table that is not trained, and one variable that is."""
     user = keras.Input([], dtype="int64")
     learned = keras.layers.Dense(1, use_bias=False, kernel_initializer=keras.initializers.RandomUniform(seed=6))
-    return _compiled(keras.Model(user, learned(table("given", trainable=False)(user))), params)
+    rows = keras.layers.Embedding(ROWS, DIMENSION, weights=[start().value], trainable=False, name="given")
+    return _compiled(keras.Model(user, learned(rows(user))), params)
 
 
 class Normed(keras.layers.Embedding):

@@ -30,18 +30,13 @@ def check(wanted: int, servers: int) -> None:
     for server, (_, machine) in enumerate(free_of):
         machines.setdefault(machine, []).append(server)
     for server, (free, machine) in enumerate(free_of):
-        share = int(free * _USABLE / len(machines[machine]))  # servers on one machine share its memory
-        if wanted > share:
-            needed = -(-wanted * servers // max(1, share))
-            where = f", which {len(machines[machine])} ps share" if len(machines[machine]) > 1 else ""
-            remedy = (
-                f"{needed} ps of this size would do, each on a machine of its own"
-                if len(machines[machine]) > 1
-                else f"{needed} ps of this size would do"
-            )
+        usable, sharing = int(free * _USABLE), len(machines[machine])
+        if wanted > usable // sharing:
+            needed = -(-wanted * servers // max(1, usable))
+            shared, apart = (f", which {sharing} ps share", ", each on a machine of its own") if sharing > 1 else ("", "")
             raise WorkloadError(
-                f"the embedding layers take {byte_size(wanted)} on each of {servers} ps, and ps-{server} has {byte_size(free)} free{where}; {remedy}, "
-                "or give each more memory"
+                f"the embedding layers take {byte_size(wanted)} on each of {servers} ps, and ps-{server} has {byte_size(free)} free{shared}; "
+                f"{needed} ps of this size would do{apart}, or give each more memory"
             )
 
 

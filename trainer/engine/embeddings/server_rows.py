@@ -14,7 +14,7 @@ import tensorflow as tf
 from tensorflow.python.ops.resource_variable_ops import UninitializedVariable
 
 from trainer.engine.embeddings import start_rows
-from trainer.engine.embeddings.layers import LayerCall, Table
+from trainer.engine.embeddings.layers import INITIAL_ROWS, LayerCall, Table
 from trainer.engine.embeddings.row_updates import RowHandle
 from trainer.engine.parameter_server.state import device
 
@@ -93,7 +93,12 @@ class TableGroup:
                 fill(self._variables[""][server], server)
 
         self._on_all_servers(fill_all)
-        self._draws = []  # frees the initial rows, which may be many
+
+    def free_initial_rows(self) -> None:
+        """Drop the initial rows that the model's layers were given, which may be many."""
+        self._draws = []
+        for table in self.tables:
+            vars(table.layer).pop(INITIAL_ROWS, None)
 
     def _on_all_servers(self, work: Callable[..., None], *arguments: tf.Tensor) -> None:
         """Call `work` with the number of each server and `arguments`, on all servers at the same time.

@@ -126,10 +126,11 @@ class Tables:
             table.look_up = self._rows_of
 
     def start(self) -> None:
-        """Set the rows to their initial values, unless those of a checkpoint were written."""
-        if not self._written:
-            for group in self._table_groups:
-                group.draw([self._seed, self._table_groups.index(group)])
+        """Set the rows to their initial values, unless those of a checkpoint were written, and free the memory of values that the model gave."""
+        for index, group in enumerate(self._table_groups):
+            if not self._written:
+                group.draw([self._seed, index])
+            group.free_initial_rows()
 
     def described(self) -> str:
         """Return a notice about the tables."""

@@ -148,7 +148,8 @@ class ServerWatch:
                     continue
                 with connection:
                     ip, port = _peer(connection)
-                before, known_ips[name] = known_ips.get(name, ip), ip or known_ips.get(name, "")
+                before = known_ips.get(name) or ip  # both empty while each connection has ended before it could be asked
+                known_ips[name] = ip or before
                 if ip and before != ip and _moved_to(address, before) and end_connections(before, port):
                     self._notice(f"{name} is at {ip}, no longer at {before}; this task connects to it again")
 

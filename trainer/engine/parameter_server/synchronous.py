@@ -145,11 +145,11 @@ class SynchronousSession(ServerSession):
             with translate_peer_errors():
                 for server in answering:
                     self._servers[server].interrupt()
-                self._dropped += sum(future.result(_INTERRUPT_TIMEOUT) for future in answering.values())
+                late = {server: future.result(_INTERRUPT_TIMEOUT) for server, future in answering.items()}
                 results = [future.result(_INTERRUPT_TIMEOUT) for future in pending]
         except TimeoutError:
             raise PeerLostError(f"a parameter server did not end its round within {_INTERRUPT_TIMEOUT:.0f} s of the request to") from None
-        self._dropped += results[0][1]
+        self._dropped += results[0][1] + late.get(0, 0)  # each gradient has a part on every server: one of them counts
         return [done for done, _ in results]
 
     def _starving(self, pending: list[Future[tuple[int, int]]], counts: list[int]) -> set[int]:

@@ -167,9 +167,12 @@ def test_a_ps_that_was_asked_to_stop_is_reported_once() -> None:
 
 
 @pytest.mark.usefixtures("short_intervals")
-def test_connections_to_a_worker_that_is_at_another_address_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("resets", [0, 1], ids=["", "after a connection that ends at once"])
+def test_connections_to_a_worker_that_is_at_another_address_are_closed(resets: int, monkeypatch: pytest.MonkeyPatch) -> None:
     server, name, notices = Server(), HostName(monkeypatch), list[str]()
     port = int(server.address.rpartition(":")[2])
+    peer_of, unnamed = server_watch._peer, iter([("", 0)] * resets)
+    monkeypatch.setattr(server_watch, "_peer", lambda connection: next(unnamed, None) or peer_of(connection))
     with (
         socket.create_server(("127.0.0.2", port)),
         socket.create_connection(("127.0.0.1", port), timeout=DEADLINE) as old,
