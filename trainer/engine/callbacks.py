@@ -50,6 +50,7 @@ class Hooks:
         self._tracked = callback_state.TrackedAttributes(self._callbacks)
         self._epoch_length = _epoch_length(config)
         self._epoch = 0
+        self._hook_epoch = 0  # the one that began or ended last: of several that end within a step, the one whose hooks are called
         self._begun: dict[str, Any] = {}  # the epoch that has begun, and the learning rates before and after on_epoch_begin
         self._means = _Means()
         self._packed = b""  # their state in a checkpoint
@@ -176,6 +177,7 @@ class Hooks:
 
         The hooks then see the rate that they saw at first, and do not lower it twice: a schedule may compute it from the rate before.
         """
+        self._hook_epoch = epoch
         optimizer, rates = self._session.optimizer, saved or {}
         is_same_rate = rates.get("rate") == schedules.constant(optimizer)  # else the settings have another now
         has_begun = rates.get("epoch") == epoch and is_same_rate
@@ -195,6 +197,7 @@ class Hooks:
         return bool(self._session.model.stop_training)
 
     def _end(self, epoch: int, step: int) -> None:
+        self._hook_epoch = epoch
         logs = self._means.logs()
         if self._evaluate and (self._config.train.evaluate.every_steps != 0 or step >= self._config.steps):
             logs |= {f"val_{name}": value for name, value in self._evaluate(step).items()}
@@ -235,7 +238,7 @@ class Hooks:
                     "the parameter servers. Change them in on_train_end, or train with single, mirrored or multi_worker_mirrored"
                 )
             if model.stop_training and self.reason is None:
-                self.reason = f"the callback {name} has set model.stop_training in epoch {self._epoch + 1}"
+                self.reason = f"the callback {name} has set model.stop_training in epoch {self._hook_epoch + 1}"
 
 
 class _Means:

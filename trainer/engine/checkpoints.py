@@ -31,7 +31,7 @@ from trainer.engine.embeddings.table_parts import TableParts
 from trainer.engine.model_ops import seeds
 from trainer.engine.optimizer_copy import copied
 from trainer.engine.run_state import write_atomically
-from trainer.engine.session import PeerLostError
+from trainer.engine.session import PeerLostError, first_line
 from trainer.workloads.errors import WorkloadError
 
 # The key of a variable's value in a checkpoint.
@@ -224,7 +224,7 @@ class Checkpoints:
     @staticmethod
     def _other_model(path: str, error: Exception, hint: str = "") -> CheckpointError:
         return CheckpointError(
-            f"the checkpoint {path} is of another model or optimizer ({str(error).splitlines()[0]}); train under another name, or start afresh{hint}"
+            f"the checkpoint {path} is of another model or optimizer ({first_line(error)}); train under another name, or start afresh{hint}"
         )
 
     def free_space_notice(self) -> str:
@@ -388,7 +388,7 @@ def _remove_incomplete(directory: Path) -> str:
 
 
 def _skipped_notice(path: str, error: Exception) -> str:
-    return f"the checkpoint {path} cannot be read and is passed over: {next(iter(str(error).splitlines()), repr(error))}"
+    return f"the checkpoint {path} cannot be read and is passed over: {first_line(error)}"
 
 
 def _copy_all_but_rate(source: keras.optimizers.Optimizer, target: keras.optimizers.Optimizer) -> None:

@@ -19,7 +19,7 @@ from trainer.engine.checkpoints import list_checkpoints, step_of
 from trainer.engine.embeddings import layers, server_memory
 from trainer.engine.export import BestModel
 from trainer.engine.file_writer import FileWriter
-from trainer.engine.session import PeerLostError
+from trainer.engine.session import PeerLostError, first_line
 from trainer.engine.tensorboard_logs import Logs
 from trainer.engine.train_config import TrainConfig
 from trainer.events import Reporter
@@ -154,7 +154,7 @@ class _EvaluatedCheckpoints:
             return ""
         self._skipped.add((path, written))
         what = "is of another model" if is_of_another_model else "cannot be read"
-        return f"the checkpoint {path} {what} and is passed over: {next(iter(str(problem).splitlines()), repr(problem))}"
+        return f"the checkpoint {path} {what} and is passed over: {first_line(problem)}"
 
 
 class _Evaluator:

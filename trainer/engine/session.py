@@ -32,6 +32,11 @@ class StopError(Exception):
     """The task was asked to stop, and its state could not be saved meanwhile."""
 
 
+def first_line(error: Exception) -> str:
+    """Return the first line of an error's message, or the error itself if it has none."""
+    return next(iter(str(error).splitlines()), repr(error))
+
+
 def cause(error: Any) -> str:
     """Return the line of a TensorFlow error that says what happened, and to which task."""
     lines = [line.strip() for line in str(error.message).splitlines() if line.strip()]

@@ -9,6 +9,7 @@ import sys
 import tempfile
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 
@@ -25,7 +26,7 @@ def main(index: int, addresses: list[str]) -> None:
     import tensorflow as tf
 
     from tests.trainer.engine.drivers import report_and_wait
-    from trainer.engine.collectives import all_reduce
+    from trainer.engine.collectives import all_reduce, rendezvous
     from trainer.workloads.errors import WorkloadError
 
     # One strategy in a process, as in a task: while a second one is created, TensorFlow may consider this task dead.
@@ -83,11 +84,12 @@ def main(index: int, addresses: list[str]) -> None:
         "two versions": connect_error(False, 10 + index),
         "an old version": connect_error(False, index),
     }
-    # The second task connects to the first one, and cannot at the address NOWHERE.
+    # The second task connects to the first one, and cannot at the address NOWHERE; in the second case the first one cannot listen, either.
     for wire in ("float32", "bfloat16"):
         reducer = new_reducer(wire)
         timeout, all_reduce._CONNECT_TIMEOUT = all_reduce._CONNECT_TIMEOUT, 1.0
-        report[f"{wire} notice"] = reducer.connect(NAMES, [NOWHERE, addresses[1]])
+        with patch.object(all_reduce, "Listener", _refuse_to_listen if (wire, index) == ("bfloat16", 0) else rendezvous.Listener):
+            report[f"{wire} notice"] = reducer.connect(NAMES, [NOWHERE, addresses[1]])
         all_reduce._CONNECT_TIMEOUT = timeout
         report[f"{wire} TensorFlow"] = results(reducer)
         reducer.barrier()
@@ -98,6 +100,10 @@ def main(index: int, addresses: list[str]) -> None:
     reducer = new_reducer()
     reducer.connect(NAMES, addresses)
     report_and_wait({**report, "two models": _two_models(index, reducer), "tables": _tables(index, reducer)})
+
+
+def _refuse_to_listen(_: str) -> Any:
+    raise OSError
 
 
 def _two_models(index: int, reducer: Any) -> str:

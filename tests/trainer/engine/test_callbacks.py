@@ -131,6 +131,18 @@ def test_an_epoch_is_a_pass_or_the_steps_between_evaluations(length: dict[str, A
     assert [int(call.split()[1]) for call in recorder.calls if call.endswith("done")] == expected
 
 
+@pytest.mark.parametrize("hook", ["on_epoch_begin", "on_epoch_end"])
+def test_the_reason_of_an_early_end_has_the_epoch_of_its_hook(hook: str, tmp_path: Path) -> None:
+    def stop(epoch: int, _: Any) -> None:
+        callback.model.stop_training = epoch == 2
+
+    callback = keras.callbacks.LambdaCallback(**{hook: stop})
+    hooks, _ = begun_hooks(tmp_path, lambda: [callback], epochs=5, batch_size=1000)
+    hooks.after(CallProgress(step=1, steps=1, loss=1.0, metrics={}, examples=0, seconds=1.0))  # two and a half epochs
+    hooks.after(CallProgress(step=2, steps=1, loss=1.0, metrics={}, examples=0, seconds=1.0))
+    assert hooks.reason == f"the callback LambdaCallback.{hook} has set model.stop_training in epoch 3"
+
+
 @dataclass(frozen=True)
 class Hooked:
     """The calls of the hooks of a run of two epochs without evaluations between them, that is asked to stop before its last step."""

@@ -166,6 +166,24 @@ def test_a_checkpoint_of_another_model_is_an_error_and_is_not_deleted(tmp_path: 
     assert (tmp_path / "ckpt-10.index").exists()
 
 
+class Unfit(tf.__internal__.tracking.Trackable):
+    """A part of a model that takes no value, and does not say why."""
+
+    def _serialize_to_tensors(self) -> dict[str, tf.Tensor]:
+        return {"value": tf.zeros([])}
+
+    def _restore_from_tensors(self, _: Any) -> None:
+        raise AssertionError
+
+
+def test_an_error_without_a_message_is_named_too(tmp_path: Path) -> None:
+    state = model_ops.build(Small({}), small_config(1))
+    state.model.unfit = Unfit()
+    checkpoints(tmp_path, state).save(10)
+    with pytest.raises(CheckpointError, match=r"of another model or optimizer \(AssertionError\(\)\)"):
+        checkpoints(tmp_path, state).restore(pytest.fail)
+
+
 def test_training_does_not_start_if_no_checkpoint_can_be_read(tmp_path: Path) -> None:
     checkpoints(tmp_path, any_state()).save(10)
     next(tmp_path.glob("ckpt-10.index")).write_bytes(b"")
