@@ -20,7 +20,7 @@ from trainer.workloads.protocol import Agent
 Numbers = np.ndarray[Any, np.dtype[np.float32]]
 
 MAX_MOVES = 8  # moves of each board in a call, so that the players' weights are never much older than the learner's
-_MAX_UPDATES = 32  # updates between two checks whether to stop: those of a call of 16 boards that learn every fourth move
+_MAX_UPDATES = 32  # updates between two checks for a stop: those of a call of 16 boards with an update every 4 moves
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Player:
         self._moves = 0
 
     def play(self, call: Any, steps: int, epsilon: float) -> Rollout:
-        """Move the boards for at least `steps` steps, by `call` of NumPy's (games, moves so far, moves, epsilon, seed)."""
+        """Move the boards for at least `steps` steps. `call` takes NumPy values: games, moves so far, moves, epsilon, seed."""
         moves = -(-steps // self._agent.parallel_games)
         numbers = (np.int32(self._moves), np.int32(moves), np.float32(epsilon))
         games, transitions, sums = call(self._games, *numbers, self._seed)

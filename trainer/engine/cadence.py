@@ -9,7 +9,7 @@ _GROWTH = 8  # the largest factor between two calls: the first ones are slow for
 
 
 def next_steps(steps: int, seconds: float) -> int:
-    """Return the steps of the next call, after one of `steps` steps took `seconds`: few enough to see progress, many enough to cost nothing."""
+    """Return how many steps to run in the next call, as `steps` steps took `seconds`: those of about _CALL_SECONDS."""
     fitting = int(steps * _CALL_SECONDS / max(seconds, 1e-6))
     return max(1, min(fitting, steps * _GROWTH, _MAX_STEPS))
 
@@ -44,7 +44,7 @@ class Interval:
 class Rate:
     """Counts examples and steps, and returns their rates since the last `take`.
 
-    The seconds of a call do not give them: asynchronous calls report results that came before the call began.
+    They are not computed from a call's seconds: an asynchronous call also reports results from before it began.
     """
 
     def __init__(self) -> None:
@@ -62,7 +62,7 @@ class Rate:
         self._steps += steps
 
     def take(self) -> tuple[float, float]:
-        """Return examples a second and seconds a step since the start; starts again."""
+        """Return examples per second and seconds per step since the start; start again."""
         seconds = time.monotonic() - self._since
         rates = self._examples / seconds, seconds / max(1, self._steps)
         self.start()

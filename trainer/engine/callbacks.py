@@ -40,7 +40,7 @@ _ON_NAN = "`train.on_nan: stop` fails the run before it would be called; with `t
 
 
 class Hooks:
-    """The points between steps at which callbacks are called. Without callbacks its methods do nothing."""
+    """The points between steps at which callbacks are called. Without callbacks it changes nothing."""
 
     def __init__(self, session: Session, workload: Workload | Agent, config: TrainConfig, report: Reporter) -> None:
         self._session, self._config, self._report = session, config, report
@@ -90,7 +90,7 @@ class Hooks:
         """Return the callbacks' state for a checkpoint of `step`; empty without callbacks."""
         if not self._callbacks:
             return b""
-        # Whether callbacks were not called yet at the end of an epoch: the task is asked to stop, or workers of parameter servers are ahead.
+        # True if an epoch has ended and its hooks were not called: a stop was requested, or workers of parameter servers are ahead.
         pending = self._epoch_length.epoch_at(step) > self._epoch
         begun = {**self._begun, "rate": schedules.constant(self._session.optimizer)}
         return self._tracked.pack(epoch=self._epoch, pending=pending, means=self._means.state(), ended=self._ended(), begun=begun)
@@ -173,9 +173,9 @@ class Hooks:
         return self._begin_batch(step - start)
 
     def _begin_epoch(self, epoch: int, step: int, saved: dict[str, Any] | None = None) -> bool:
-        """Call the hooks of an epoch's begin. If a checkpoint was saved within this epoch, `saved` has its learning rates.
+        """Call the hooks of an epoch's begin. `saved` has the learning rates in a checkpoint of this epoch.
 
-        The hooks then see the rate that they saw at first, and do not lower it twice: a schedule may compute it from the rate before.
+        on_epoch_begin then sees the same rate as at first, so a schedule that scales the current rate does not scale it twice.
         """
         self._hook_epoch = epoch
         optimizer, rates = self._session.optimizer, saved or {}

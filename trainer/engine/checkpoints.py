@@ -204,7 +204,7 @@ class Checkpoints:
             self._rows.restore(path, saved)
 
     def _optimizer_like_that_in(self, reader: Any) -> keras.optimizers.Optimizer:
-        """Return this optimizer; if only one of it and the checkpoint's has a schedule, return another into which the checkpoint can be loaded."""
+        """Return this optimizer, or, if only one of it and the checkpoint's has a schedule, a copy with the checkpoint's kind of learning rate."""
         part = "inner_optimizer/" if schedules.inner(self._optimizer) is not self._optimizer else ""
         constant = reader.has_tensor(_VALUE.format(f"optimizer/{part}_learning_rate"))
         if constant == (self._constant is not None):
@@ -215,7 +215,7 @@ class Checkpoints:
         except Exception as error:
             raise CheckpointError(
                 f"the run was trained with {'a constant learning rate' if constant else 'a schedule'} before, and {type(own).__name__} cannot be "
-                f"made again with such a one to load its state ({error}); let its get_config return all that its constructor takes"
+                f"recreated with one to load its state ({error}); let its get_config return all that its constructor takes"
             ) from error
         other = keras.optimizers.LossScaleOptimizer(other) if part else other
         other.build(own._trainable_variables)  # noqa: SLF001 - without tables, which are updated by rows
@@ -257,7 +257,7 @@ class Checkpoints:
             raise NoSpaceError(f"{space}: not one can be saved; make room there, {_CHOOSE}")
         if fitting >= self._keep:
             return ""
-        also = "" if fitting > 1 else "; a new one is written before the one before is removed, so that no second one can be saved"
+        also = "" if fitting > 1 else "; an old checkpoint is deleted only after the next is written, so a second one cannot be saved"
         return f"{space}: there is room for {fitting} of the {self._keep} that train.checkpoint.keep asks for{also}"
 
     def capture(self, step: int, callbacks: bytes = b"") -> InMemoryCheckpoint:

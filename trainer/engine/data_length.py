@@ -10,7 +10,7 @@ from trainer.workloads.errors import WorkloadError
 
 
 def checked(data: tf.data.Dataset, config: TrainConfig, start: int = 0, replicas: int = 1, workers: int = 1) -> tf.data.Dataset:
-    """Return `data` unchanged: the batches that `replicas` take in turn from step `start` on, while `workers` share the steps.
+    """Return `data` unchanged, if it lasts: each step takes a batch for each of `replicas`, and `workers` share the steps from `start` on.
 
     Raises:
         WorkloadError: it is known to have too few batches. They cannot be repeated here: when a run resumes, finite data that begins at

@@ -47,7 +47,7 @@ def changed(run_dir: Path) -> float | None:
 
 
 def append(run_dir: Path, step: int, metrics: Mapping[str, float]) -> None:
-    """Add an evaluation at `step`, in one step for readers.
+    """Add an evaluation at `step`, atomically.
 
     Evaluations of `step` and later ones are dropped: training has resumed from an earlier checkpoint, and those models are gone.
     """

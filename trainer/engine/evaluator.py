@@ -28,7 +28,7 @@ from trainer.workloads.protocol import Agent, Workload
 
 # Memory in multiples of a large matrix's size, as measured with Adagrad: for the matrix, its slot and a copy that is read; more with each export.
 _COPIES = {"": 3, "saved_model": 6, "keras": 10}
-# The same for a SavedModel's temporary files, which need memory beside all that; a Keras file is written when the rest of its own is freed.
+# The same for a SavedModel's temporary files, beside all that. A Keras file needs none: by then its own memory is free.
 _TEMPORARY_COPIES = 2
 _POLL_INTERVAL = 0.5  # seconds between checks for a new checkpoint
 _TRIES = 5  # attempts to read a checkpoint: a network file system may show it late
@@ -75,7 +75,7 @@ def evaluate_checkpoints(
 
 
 class _ChiefState:
-    """The state of the chief according to `run.json`, which the chief writes after a call, at most every 10 s."""
+    """The state of the chief according to `run.json`, which the chief writes about every 10 s, and with each checkpoint."""
 
     def __init__(self, config: TrainConfig) -> None:
         self._config = config
@@ -125,7 +125,7 @@ class _EvaluatedCheckpoints:
         self._vanished = 0
 
     def next_of(self, paths: list[str]) -> str | None:
-        """Return the newest of `paths` that is neither done, nor older than one that is, nor skipped."""
+        """Return the newest of `paths` that is not skipped and newer than each that is done, else None."""
         for path in reversed(paths):
             written = _written(path)
             if (step := step_of(path)) in self._done and self._done[step] in (None, written):

@@ -98,7 +98,7 @@ class BestModel:
 
         An export that blocks training is waited for, until a stop is requested.
         """
-        self._goal = metric, mode = self._goal or _goal(self._export, tuple(metrics))
+        metric, mode = self._goal = self._goal or _goal(self._export, tuple(metrics))
         value = metrics[metric]
         if not self._can_wait:
             self._waiting = None  # its rows on the servers have changed since then
@@ -270,7 +270,7 @@ class _ModelWriter:
             self._report_exported(facts)
 
     def _check_free_space(self, size: int) -> None:
-        """Create the directory; raise OSError if the volume lacks the space for `size` bytes, so that a part of a model takes none from checkpoints."""
+        """Create the directory; raise OSError if the volume lacks the space for `size` bytes, rather than let half a model take it from checkpoints."""
         self._root.mkdir(parents=True, exist_ok=True)
         disk = shutil.disk_usage(self._root)
         if disk.total and size > disk.free:

@@ -1,6 +1,6 @@
-"""Writes the small files of a run in a thread of its own: a volume that is full, read-only or broken, or does not answer, never blocks training.
+"""Writes the files of a run, except checkpoints, in a thread of its own: a volume that is full, read-only or broken, or does not answer, never blocks training.
 
-A write that fails is reported once, stays in memory and is tried again until it succeeds; for `replace` only the newest content.
+A write that fails is reported once, stays in memory and is tried again until it succeeds; of `replace`, only the newest content is kept.
 """
 
 import os

@@ -1,6 +1,6 @@
 """Applies gradients with a Keras optimizer: by TensorFlow's fused kernel, or only to the rows in use, if the arithmetic is the same.
 
-Keras writes Adam as a dozen operations a variable; ResourceApplyAdam does the same in one. Formula:
+Keras writes Adam as a dozen operations per variable; ResourceApplyAdam does the same in one. Formula:
 keras.optimizers.Adam.update_step and tf.raw_ops.ResourceApplyAdam both compute
 m += (g - m)(1 - b1); v += (g^2 - v)(1 - b2); w -= lr sqrt(1 - b2^t)/(1 - b1^t) m / (sqrt(v) + eps).
 """
@@ -58,7 +58,7 @@ def _adagrad_rows(
 ) -> tuple[list[Any], list[keras.Variable]]:
     """Update rows by gradients of rows, IndexedSlices, as keras.optimizers.Adagrad.update_step does; return the other gradients and variables.
 
-    A row that occurs twice adds two squares. Keras reads the whole matrix, and adds two tf.cond a variable: for 50 variables they take seconds to trace.
+    A row that occurs twice adds two squares. Keras reads the whole matrix, and adds two tf.cond per variable: for 50 variables they take seconds to trace.
     """
     rule, (rate, count) = row_updates.rule_of(optimizer, ()), row_updates.rate_and_count(optimizer)
     others = []

@@ -1,4 +1,4 @@
-"""Keras's global seed generator, by which functions of keras.random draw that are called without a `seed`.
+"""Keras's global seed generator, which functions of keras.random use when called without a `seed`.
 
 Keras keeps it outside of models, and one for each thread. Here a model holds it, so that it takes part in a run as the seeds of layers do.
 """
@@ -54,7 +54,7 @@ def _drawing_by(generator: Any) -> Iterator[None]:
 
 
 class _Counting(keras.random.SeedGenerator):
-    """Draws [seed, 0], [seed, 1], ..., as for layers: in each replica its seed is another, and after a resume it continues as without one."""
+    """Draws [seed, 0], [seed, 1], ..., as for layers. Each replica has its own seed; after a resume the sequence continues."""
 
     def __init__(self, seed: int) -> None:
         super().__init__(seed, name="global_seed_generator")

@@ -309,7 +309,7 @@ class _Chief:
         return TrainingOutcome(step, finished, self._metrics, early)
 
     def _export_until(self, stop_at: float | None) -> Callable[[], float]:
-        """Return a function that returns the deadline of exports: that of a save, or an earlier one after a stop, at `stop_at` or later."""
+        """Return a function for the deadline of exports: the save timeout from now, cut to the grace period once a stop is requested (earlier: `stop_at`)."""
         end = time.monotonic() + self._timeouts.timeout if stop_at is None else stop_at + self._timeouts.stop
 
         def until() -> float:
@@ -363,7 +363,7 @@ class _Chief:
         self._record.update(state, step, **facts)
 
     def prepare_evaluation(self) -> model_ops.ModelEvaluation:
-        """Read the held-out set: before the first step, as random operations of later steps would draw their first numbers again after it."""
+        """Read the held-out set. Call it before the first step: later, it would let training's random operations repeat their first numbers."""
         self._evaluation = model_ops.evaluation(
             self._workload, self._session.model, self._config.evaluation_batch_size, self._sharded_tables
         )

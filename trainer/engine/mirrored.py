@@ -26,7 +26,7 @@ def devices(replicas: int) -> list[str]:
 
 
 class MirroredSession(Session):
-    """One replica a device; each computes gradients on its own batch, and their mean is applied once."""
+    """One replica per device; each computes gradients on its own batch, and their mean is applied once."""
 
     def __init__(self, workload: Workload, config: TrainConfig, names: list[str]) -> None:
         self._workload, self._config = workload, config
@@ -130,7 +130,7 @@ class MirroredSession(Session):
 
 
 def _seed_devices(model: keras.Model) -> None:
-    """Give the random layers of each device, and its functions of keras.random, seeds of their own. What is drawn outside of steps, e.g. by an evaluation, makes them equal again."""
+    """Give each device's random layers and keras.random seeds of their own; draws outside of steps, such as an evaluation's, make them equal again."""
     for seed in (*model_ops.seeds(model), *global_seed.states(model)):
         first, *others = seed.values
         for index, other in enumerate(others, 1):

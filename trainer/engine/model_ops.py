@@ -41,7 +41,7 @@ def build(workload: Workload | Agent, config: TrainConfig, replicas: int = 1, *,
     embedding layers become LocalTables, if possible.
 
     Raises:
-        WorkloadError: the model has no weights to train, or not the precision of the settings.
+        WorkloadError: the model has no weights to train, not the precision of the settings, or a loss that is not the mean of several batches' losses.
     """
     optimizer_setup.prepare(config)
     model = workload.model()
@@ -107,7 +107,7 @@ def metric_names(workload: Workload | Agent, model: keras.Model) -> tuple[str, .
 
 
 def evaluated_names(workload: Workload | Agent, model: keras.Model) -> tuple[str, ...] | None:
-    """Return the names of an evaluation's loss and metrics; None if metrics of the whole held-out set show theirs only after a batch."""
+    """Return the names of an evaluation's loss and metrics; None if metrics of the whole held-out set know their names only after a batch."""
     names = ("loss", *metric_names(workload, model))
     if isinstance(workload, Agent) or user_step.customizations(workload) or not isinstance(workload, HasHeldOutMetrics):
         return names
@@ -221,7 +221,7 @@ def repeat(steps: tf.Tensor, step: Callable[[tf.Tensor], tf.Tensor], width: int,
 
 
 def finite_until(before: tf.Tensor, done: tf.Tensor, loss: tf.Tensor) -> tf.Tensor:
-    """Return how many steps had a finite loss before the first that had not: `before` of `done` steps, then one with `loss`. int32 scalars."""
+    """Return the number of steps before the first non-finite loss: `before` after `done` steps; one more if all were finite and `loss` is. int32 scalars."""
     return before + tf.cast((before == done) & tf.math.is_finite(loss), tf.int32)
 
 

@@ -87,8 +87,8 @@ def optimizer(workload: Workload | Agent, config: TrainConfig, examples_per_step
         if limit is not None:
             changes |= {**dict.fromkeys(_CLIPS.values()), keras_name: limit}
     if config.train.learning_rate is not None:
-        changes["learning_rate"] = schedule(config.train.learning_rate, _own_rate(own, config), config.steps)
-    # Made at the import of a module: each replica of a strategy in one process would count its steps.
+        changes["learning_rate"] = schedule(config.train.learning_rate, _initial_rate(own, config), config.steps)
+    # Created outside the strategy's scope, at a module's import: each replica would count its steps.
     outside = not tf.distribute.get_strategy().extended.variable_created_in_scope(own._iterations.value)  # noqa: SLF001 - `iterations` may be computed
     if changes or outside:
         changed = copied(own, **changes)
@@ -102,7 +102,7 @@ def _scales_loss() -> bool:
     return bool(keras.config.dtype_policy().name == "mixed_float16")
 
 
-def _own_rate(own: keras.optimizers.Optimizer, config: TrainConfig) -> float:
+def _initial_rate(own: keras.optimizers.Optimizer, config: TrainConfig) -> float:
     settings = config.train.learning_rate
     if settings is not None and settings.initial is not None:
         return settings.initial

@@ -1,7 +1,7 @@
-"""Waits, before a task's TensorFlow connects, until each peer that it connects to first accepts a TCP connection.
+"""Waits, before a task's TensorFlow connects, until the peers that it connects to first accept TCP connections.
 
 TensorFlow waits for peers, too. But its gRPC resolves a name at the first connection, and then only every 30 s
-(GRPC_ARG_DNS_MIN_TIME_BETWEEN_RESOLUTIONS_MS): if a peer's pod is replaced, its name has a new address, which would be found that late.
+(GRPC_ARG_DNS_MIN_TIME_BETWEEN_RESOLUTIONS_MS): if a peer's pod is replaced, gRPC would find the new address of its name that late.
 A request to stop interrupts the wait at once. The task's parent reports the missing peers (trainer/peers.py).
 """
 

@@ -58,16 +58,13 @@ class Schedule(keras.optimizers.schedules.LearningRateSchedule):
         return {"initial": self._initial, "settings": self._settings.model_dump(exclude_none=True)}
 
 
-def schedule(settings: LearningRate, own_rate: float, steps: int) -> Schedule | float:
-    """Return the schedule for a run of `steps` steps, or the rate if it never changes.
-
-    `own_rate` is the workload's, the default of `initial`.
-    """
+def schedule(settings: LearningRate, initial: float, steps: int) -> Schedule | float:
+    """Return the schedule for a run of `steps` steps that begins at the rate `initial`, or that rate if it never changes."""
     if settings.schedule == "constant" and not settings.warmup_steps:
-        return settings.initial or own_rate
+        return initial
     if settings.schedule in ("cosine", "linear") and settings.decay_steps is None:
         settings = settings.model_copy(update={"decay_steps": max(1, steps - settings.warmup_steps)})
-    return Schedule(settings.initial or own_rate, settings.model_dump(exclude_none=True))
+    return Schedule(initial, settings.model_dump(exclude_none=True))
 
 
 def inner(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:

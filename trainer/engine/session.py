@@ -17,7 +17,7 @@ class PeerLostError(Exception):
 
 
 class DivergedError(Exception):
-    """A loss or a weight is not finite, and the run fails: a restart would diverge again."""
+    """A loss or a weight is not finite, or the loss scale fell below 1, and the run fails: a restart would diverge again."""
 
     reason = "training has diverged"
 

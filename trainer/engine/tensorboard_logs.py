@@ -1,4 +1,4 @@
-"""The chief's files for TensorBoard: scalars, the workload's own summaries, profiles.
+"""A run's files for TensorBoard: scalars, the workload's own summaries, profiles.
 
 TensorFlow writes events to memory, its file system `ram://`; a FileWriter copies them from there to the volume.
 """

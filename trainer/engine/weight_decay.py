@@ -1,4 +1,4 @@
-"""Keeps what an optimizer excludes from weight decay: it is not in the optimizer's configuration, so a copy by that would lack it."""
+"""Copies an optimizer's exclusions from weight decay to its copy: they are not in its configuration."""
 
 from collections.abc import Sequence
 

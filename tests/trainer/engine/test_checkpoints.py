@@ -259,7 +259,7 @@ def test_an_optimizer_that_cannot_be_created_again_is_an_error_before_anything_i
             return Closed(decay if self._params else 0.1)
 
     checkpoints(tmp_path, model_ops.build(Owned({}), small_config(1))).save(10)
-    with pytest.raises(CheckpointError, match="with a constant learning rate before, and Closed cannot be made again"):
+    with pytest.raises(CheckpointError, match="with a constant learning rate before, and Closed cannot be recreated"):
         checkpoints(tmp_path, model_ops.build(Owned({"schedule": True}), small_config(1))).restore(pytest.fail)
 
 

@@ -39,7 +39,7 @@ class AllReduce:
     Tasks on GPUs reduce by NCCL, tasks on CPUs by TensorFlow's collectives until they `connect`, and by a TcpAllReduce afterwards.
     `MultiWorkerMirroredStrategy` is created only because it starts TensorFlow's collective runtime; models and optimizers stay
     outside its scope, where Keras is three times as fast. The runtime permanently drops a task that has been silent for ten
-    seconds. Connected tasks do not reduce by it, but HeartbeatProbe, which limits their waits, asks it whether others are alive.
+    seconds. Connected tasks reduce over TCP; HeartbeatProbe, which limits their waits, only asks it which tasks are alive.
     """
 
     def __init__(self, size: int = 1, index: int = 0, wire: str = "float32") -> None:
@@ -130,9 +130,9 @@ class AllReduce:
         return _all_reduced(vector, self.size, _DEVICE_GROUP_KEY, instance, self._hint)
 
     def mean_gradients(self, gradients: Sequence[Any], rows: Sequence[tf.IndexedSlices] = ()) -> tuple[list[Any], tf.Tensor]:
-        """Return the mean over all tasks of each gradient, sent as one vector per data type, then those of `rows`; and the seconds that took.
+        """Return each gradient's mean over all tasks, then those of `rows`, and the seconds it took. Gradients travel as one vector per data type.
 
-        Each task sends only its own rows, and a row of several tasks is returned as often; TensorFlow's collectives send all rows.
+        Each task sends only its own rows, and a row that k tasks used occurs k times; TensorFlow's collectives send all rows.
         The seconds, a float32 scalar, count from this task's gradients until those of all tasks: the slowest task waits least.
         """
         if self.size == 1:
@@ -197,7 +197,7 @@ class AllReduce:
         return self._reduce(vector, instance)  # all vectors of one instance have one size
 
     def sum_numbers(self, numbers: Sequence[float]) -> list[float]:
-        """Return the sums of a few numbers over all tasks, in float32 precision, between steps; all tasks give as many."""
+        """Return the sums of a few numbers over all tasks, in float32 precision, between steps; every task passes the same count."""
         vector = np.array(numbers, np.float32)
         if self.size > 1:
             with self.translate_peer_errors():

@@ -15,12 +15,12 @@ _ANSWER_TIMEOUT = 1.0  # seconds
 # Checks come a second after each other, and each takes up to _ANSWER_TIMEOUT: half a minute to a minute in all. Counted rather than
 # timed, so that a task that was stopped itself does not give up the others when it resumes.
 _MAX_UNANSWERED = 30
-# Seconds between checks of one silence, at most; unanswered checks of an earlier silence do not count.
+# A check that comes later than so many seconds after the last one starts a new count.
 _SAME_SILENCE = 5.0
 
 
 class HeartbeatProbe:
-    """Asks tasks whether they are alive, and counts the checks in a row in which any did not answer."""
+    """Asks tasks whether they are alive, and counts consecutive checks with a missing answer."""
 
     def __init__(self, names: Sequence[str], monotonic: Callable[[], float] = time.monotonic) -> None:
         """Ask tasks of these `names`, such as chief and worker-1. TensorFlow's collective runtime must have been started."""

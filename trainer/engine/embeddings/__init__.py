@@ -1,1 +1,1 @@
-"""Embedding tables whose rows are spread over parameter servers, whatever their size."""
+"""Large embedding layers that are updated by rows: spread over parameter servers, or whole in one process."""

@@ -25,7 +25,7 @@ from trainer.engine.export_formats import FORMATS, save_if_possible
 from trainer.settings import Export
 
 _VARIABLES = "variables"  # the directory of a SavedModel with its checkpoint, and the name of that
-# TensorFlow distinguishes models by it, but needs none. It is removed, as it would be that of the checkpoint with only the first rows.
+# Optional: TensorFlow distinguishes models by it. Removed, because it is computed from the checkpoint with only the first rows.
 _FINGERPRINT = "fingerprint.pb"
 # Bytes of rows that are read at once, about the size of a file: a few times as much is in memory meanwhile.
 _READ = 4 * 2**20
@@ -132,7 +132,7 @@ class ExportedModel:
             yield from self._variables.write(name, destination / _VARIABLES / name)
 
     def blocks_training(self, stop_requested: Callable[[], bool]) -> bool:
-        """Return whether training waits for it: in synchronous training, while the disk answers. It is cancelled once `stop_requested` returns True."""
+        """Return whether training waits for it: in synchronous training, while the disk answers. Also cancels it once `stop_requested` returns True."""
         self._cancelled = self._blocks and (self._cancelled or stop_requested())
         return self._blocks and time.monotonic() - self._progress_at < _SILENT
 

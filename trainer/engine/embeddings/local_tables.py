@@ -29,7 +29,7 @@ class _Rows:
 
 
 class LocalTables:
-    """Updates a model whose large layers are updated by rows: see `of`. Checkpoints have their slots in the place of those of sharded tables."""
+    """Trains a model whose large layers are updated by rows: see `of`. In checkpoints their slots are where those of sharded tables are."""
 
     blocked_while_saved = False
 

@@ -1,6 +1,6 @@
 """The rows of tables on parameter servers: row `id` of a table is on server `id % servers`.
 
-Tables of one dimension are concatenated in one variable on each server, so that a step has one look-up and one update a server for any
+Tables of one dimension are concatenated in one variable on each server, so that a step has one look-up and one update per server for any
 number of tables. The key of a row among all tables is the sum of its id in its table and the table's `base`, a multiple of the servers.
 """
 

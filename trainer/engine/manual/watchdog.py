@@ -1,7 +1,7 @@
 """Watches over a program that the chief runs: ends it on a stop or if a server is gone, and keeps run.json up to date.
 
 The program's own thread may be inside TensorFlow, waiting for a task that is gone forever, and cannot be interrupted there. So this
-is a thread beside it, which calls `exit_process` when the program is to end; that does not return.
+is a thread beside it, which calls `exit_process` when the program is to end.
 
 It keeps its last connection to each server: if that breaks, the server's process has ended, though another may serve in its place a
 second later.

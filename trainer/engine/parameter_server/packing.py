@@ -35,11 +35,11 @@ class Pack:
         return [int(np.prod(shape)) for shape in self.shapes]
 
     def join(self, values: Sequence[tf.Tensor]) -> tf.Tensor:
-        """Return the pack's tensor made of one tensor a member."""
+        """Return the pack's tensor made of one tensor per member."""
         return tf.concat([tf.reshape(v, [-1]) for v in values], 0) if self.flattened else values[0]
 
     def split(self, value: tf.Tensor) -> list[tf.Tensor]:
-        """Return one tensor a member made of the pack's tensor."""
+        """Return one tensor per member made of the pack's tensor."""
         if not self.flattened:
             return [value]
         return [tf.reshape(part, shape) for part, shape in zip(tf.split(value, self.sizes), self.shapes, strict=True)]

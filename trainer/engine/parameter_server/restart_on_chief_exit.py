@@ -39,7 +39,7 @@ def _restart_process() -> None:
 
 
 class RestartOnChiefExit:
-    """Checks, at each `poll`, whether the chief is alive whose rows this ps holds."""
+    """Checks, at each `poll`, whether the chief whose rows this ps holds is alive."""
 
     def __init__(self, task: TaskConfig, scratch_dir: str) -> None:
         self._file, self._chief = rows_file(scratch_dir, task.name), task.cluster.get("chief", [""])[0]

@@ -1,4 +1,4 @@
-"""Common part of the chief's two sessions on parameter servers: the model, its state on the servers, the workers and their data."""
+"""Common part of the chief's two sessions on parameter servers that train on data: the model, its state on the servers, the workers and their data."""
 
 import threading
 from abc import abstractmethod
@@ -138,9 +138,9 @@ class ServerSession(Session):
         self._workers.close()
 
     def _first_non_finite(self, results: Iterable[Result]) -> bool:
-        """Return whether `results` have the session's first loss that was not finite. Then the calls of all workers are to be waited for.
+        """Return True once, with the session's first non-finite loss: the caller then waits for the calls of all workers.
 
-        The servers have passed its weights on to other workers, and one of these may report before the worker that diverged.
+        A worker that only received the bad weights may report before the one that diverged.
         """
         first = not self._has_non_finite and not_finite(results) is not None
         self._has_non_finite |= first
@@ -167,9 +167,9 @@ class ServerSession(Session):
 
 
 class WorkerCalls:
-    """Calls a tf.function on workers, whose device is set; several threads may do so. `make` returns it, with the seed of a worker in its graph.
+    """Calls a tf.function on workers, whose device is set; several threads may do so. `make(worker)` returns it with that worker's seed in its graph.
 
-    There is one for all workers, unless it has operations of tf.random, whose seeds are constants of a graph: then each worker has its own.
+    All workers share one, unless it has operations of tf.random, whose seeds are constants of a graph: then each worker has its own.
     """
 
     def __init__(self, make: Callable[[int], Any]) -> None:

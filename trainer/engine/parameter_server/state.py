@@ -67,7 +67,7 @@ class PackGroup:
         self.optimizer.update_step = update_step
 
     def apply(self, gradients: Sequence[tf.Tensor]) -> None:
-        """Update the variables, on the servers, with one gradient a pack; counts a step."""
+        """Update the variables, on the servers, with one gradient per pack; counts a step."""
         with tf.device(device(self.server)):
             fused_updates.apply(self.optimizer, gradients, self.variables)
             if not self._counts:
@@ -155,7 +155,7 @@ class ServerState:
         return [v for v in self._model.non_trainable_variables if v.value.dtype.is_floating]
 
     def unpacked(self, packed: Sequence[Sequence[tf.Tensor]]) -> list[tf.Tensor]:
-        """Return the trainable values in the model's order, made of one tensor a pack in each group."""
+        """Return the trainable values in the model's order, made of one tensor per pack in each group."""
         values: list[Any] = [None] * len(self._model.trainable_variables)
         for group, tensors in zip(self.groups, packed, strict=True):
             for pack, tensor in zip(group.packs, tensors, strict=True):
@@ -164,7 +164,7 @@ class ServerState:
         return values
 
     def packed(self, gradients: Sequence[Any]) -> list[list[tf.Tensor]]:
-        """Return, for each group, one tensor a pack, made of one gradient a trainable variable."""
+        """Return, for each group, one tensor per pack, made of one gradient per trainable variable."""
         return [[pack.join([tf.convert_to_tensor(gradients[i]) for i in pack.members]) for pack in group.packs] for group in self.groups]
 
     def read(self) -> tuple[list[tf.Tensor], list[tf.Tensor]]:

@@ -68,7 +68,7 @@ class SyncServer:
         return step, [read_tensor(p, _REPLY_HEADER, t, s) for p, t, s in zip(parts, self._types, self._shapes, strict=False)]
 
     def send(self, worker: tf.Tensor, step: tf.Tensor, tensors: Sequence[tf.Tensor], rows: Sequence[RowGradients] = ()) -> None:
-        """Send the gradients of `step`, one tensor a pack, the changes of `non_trainable`, and gradients of rows; the reply has new values."""
+        """Send the gradients of `step`, one tensor per pack, the changes of `non_trainable`, and gradients of rows; the reply has new values."""
         by_table_group = {gradients.lookup.group: gradients for gradients in rows}
         for table_group in self._table_groups:
             gradients = by_table_group.get(table_group)

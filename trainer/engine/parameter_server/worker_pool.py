@@ -39,7 +39,7 @@ _NUMBERS: dict[type, Any] = {bool: np.bool_, int: np.int32, float: np.float32}
 # A ps or the whole cluster is gone, or a worker while the chief connects. Later the coordinator gives a lost worker's calls to others.
 _LOST = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError)
 
-# The coordinator's logs of each worker's error, several times over: the error itself is raised, or reported as a notice.
+# The coordinator logs each worker's error several times: the error itself is raised, or reported as a notice.
 _REPEATED = (
     "Remote function on worker",
     "encountered the following error when processing closure",
@@ -203,7 +203,7 @@ class Result(CallResult):
 
 
 def not_finite(results: Iterable[Result]) -> NotFinite | None:
-    """Return the first loss that was not finite, by global step, those from finite weights before others; None where all were finite."""
+    """Return the first loss that was not finite, by global step, preferring one from finite weights; None if all were finite."""
     non_finite = [
         (result.weights_not_finite, NotFinite(result.first_non_finite, f"worker-{result.worker}"))
         for result in results
@@ -230,7 +230,7 @@ class Workers:
     """Schedules calls on workers and collects their results, those of lost workers included.
 
     `stop_requested` returns whether this task was asked to stop: then waits for workers end, since there may be none left.
-    Every method raises PeerLostError when a server is gone.
+    Methods that schedule, wait or check raise PeerLostError when a ps is gone.
     """
 
     def __init__(
