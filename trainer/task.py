@@ -111,7 +111,7 @@ def _import_and_run(
 
 def _run(task: TaskConfig, settings: TrainerSettings, port: PortHolder, report: Reporter, stop: StopFlag, began: float) -> ExitCode:
     from trainer import roles
-    from trainer.engine.session import DivergedError, PeerLostError, SaveError, StopError
+    from trainer.engine.session import DivergedError, PeerLostError, SaveError, UnsavedStopError
     from trainer.engine.train_config import train_config
     from trainer.workloads.errors import WorkloadError
 
@@ -123,7 +123,7 @@ def _run(task: TaskConfig, settings: TrainerSettings, port: PortHolder, report: 
     except PeerLostError as error:
         _show_error(str(error), "" if report.start_step is None else f"{error_file.START_STEP_PREFIX}{report.start_step}")
         return ExitCode.PEER_LOST
-    except StopError as error:
+    except UnsavedStopError as error:
         _show_error(str(error))
         return ExitCode.FAILURE
     except (DivergedError, SaveError, WorkloadError) as error:

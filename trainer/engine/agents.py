@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from trainer.engine import model_ops
-from trainer.engine.session import CallProgress, NotFinite, Session, WorkerProgress
+from trainer.engine.session import CallProgress, NonFinite, Session, WorkerProgress
 from trainer.engine.train_config import TrainConfig
 from trainer.workloads.protocol import Agent
 
@@ -84,7 +84,7 @@ class AgentSession(Session):
             stop=stop or self._stop_requested(),
             finish=finish,
             next_steps=next_steps or None,
-            not_finite=None if self._loss is None or math.isfinite(self._loss) else NotFinite(self._step),
+            non_finite=None if self._loss is None or math.isfinite(self._loss) else NonFinite(self._step),
             workers=self._workers_progress(),
         )
 

@@ -42,7 +42,7 @@ class TrackedAttributes:
         """Read the attributes again, after `on_train_begin`."""
         self._at_begin = self._current()
 
-    def arguments(self) -> str:
+    def arguments_digest(self) -> str:
         """Return a digest of the simple values that the callbacks were constructed with."""
         initial = {
             name: {key: _to_json(_plain(value), []) for key, value in one.items()}
@@ -50,7 +50,7 @@ class TrackedAttributes:
         }
         return hashlib.sha256(json.dumps(initial, sort_keys=True).encode()).hexdigest()
 
-    def pack(self, **extra: Any) -> bytes:
+    def serialize(self, **extra: Any) -> bytes:
         """Return the state to save, with `extra` simple values."""
         arrays: list[np.ndarray] = []
         saved = {}
@@ -63,9 +63,9 @@ class TrackedAttributes:
         np.savez(file, **named)
         return file.getvalue()
 
-    def restore(self, packed: bytes) -> None:
-        """Restore what `pack` saved of callbacks of the same class and position."""
-        saved, arrays = _unpacked(packed)
+    def restore(self, serialized: bytes) -> None:
+        """Restore what `serialize` saved of callbacks of the same class and position."""
+        saved, arrays = _deserialize(serialized)
         for name, callback, initial in zip(self._names, self._callbacks, self._initial, strict=True):
             for key, (value, saved_initial) in saved["callbacks"].get(name, {}).items():
                 if _same(_from_json(saved_initial, arrays), _plain(initial.get(key))):
@@ -75,14 +75,14 @@ class TrackedAttributes:
         return [_attributes(callback) for callback in self._callbacks]
 
 
-def extra_values(packed: bytes) -> dict[str, Any]:
-    """Return the `extra` values that were given to `pack`."""
-    saved, _ = _unpacked(packed)
+def extra_values(serialized: bytes) -> dict[str, Any]:
+    """Return the `extra` values that were given to `serialize`."""
+    saved, _ = _deserialize(serialized)
     return {key: value for key, value in saved.items() if key != "callbacks"}
 
 
-def _unpacked(packed: bytes) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    with np.load(io.BytesIO(packed), allow_pickle=False) as file:
+def _deserialize(serialized: bytes) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    with np.load(io.BytesIO(serialized), allow_pickle=False) as file:
         arrays = {name: file[name] for name in file.files}
     return json.loads(arrays.pop(_TEXT).tobytes().decode()), arrays
 

@@ -1,7 +1,7 @@
 """Calls Keras's callbacks between steps, as `fit` does: on the chief, with the logs that `fit` would give them.
 
 Every task stops at the same points, so that changes by a callback on the chief apply to all tasks from the same step on
-(`Session.between_steps`). Only the chief's callbacks decide which points these are. An epoch is a pass over the training data if `train.epochs`
+(`Session.run_callbacks`). Only the chief's callbacks decide which points these are. An epoch is a pass over the training data if `train.epochs`
 is set; else the steps between two evaluations, if `train.evaluate.every_steps` is set; else a pass again, or the whole run if the data's
 length is not known.
 """
@@ -39,7 +39,7 @@ _FILES: dict[type, str] = {keras.callbacks.CSVLogger: "filename", keras.callback
 _ON_NAN = "`train.on_nan: stop` fails the run before it would be called; with `train.on_nan: warn` it ends the run"
 
 
-class Hooks:
+class CallbackList:
     """The points between steps at which callbacks are called. Without callbacks it changes nothing."""
 
     def __init__(self, session: Session, workload: Workload | Agent, config: TrainConfig, report: Reporter) -> None:
@@ -53,10 +53,10 @@ class Hooks:
         self._hook_epoch = 0  # the one that began or ended last: of several that end within a step, the one whose hooks are called
         self._begun: dict[str, Any] = {}  # the epoch that has begun, and the learning rates before and after on_epoch_begin
         self._means = _Means()
-        self._packed = b""  # their state in a checkpoint
+        self._serialized = b""  # their state in a checkpoint
         self._logs: dict[str, float] = {}
         self._evaluate: Evaluate | None = None
-        self.present = bool(self._callbacks)  # after `begin`: whether the chief has callbacks
+        self.enabled = bool(self._callbacks)  # after `begin`: whether the chief has callbacks
         self.by_batch = any(_uses_batches(callback) for callback in self._callbacks)
         self.reason: str | None = None  # why a callback has ended the run
 
@@ -78,13 +78,13 @@ class Hooks:
         if message and self._session.is_chief:
             self._report("notice", message=message)
 
-    def until(self, last: int) -> int:
+    def epoch_end(self, last: int) -> int:
         """Return the step with which the epoch ends, at most `last`: no call of the session passes it."""
-        return min(last, self._epoch_length.steps(self._epoch + 1)) if self.present else last
+        return min(last, self._epoch_length.steps(self._epoch + 1)) if self.enabled else last
 
-    def restore(self, packed: bytes) -> None:
+    def restore(self, serialized: bytes) -> None:
         """Take the callbacks' state from a checkpoint; they get it when training begins."""
-        self._packed = packed
+        self._serialized = serialized
 
     def state(self, step: int) -> bytes:
         """Return the callbacks' state for a checkpoint of `step`; empty without callbacks."""
@@ -92,24 +92,24 @@ class Hooks:
             return b""
         # True if an epoch has ended and its hooks were not called: a stop was requested, or workers of parameter servers are ahead.
         pending = self._epoch_length.epoch_at(step) > self._epoch
-        begun = {**self._begun, "rate": schedules.constant(self._session.optimizer)}
-        return self._tracked.pack(epoch=self._epoch, pending=pending, means=self._means.state(), ended=self._ended(), begun=begun)
+        begun = {**self._begun, "rate": schedules.constant_rate(self._session.optimizer)}
+        return self._tracked.serialize(epoch=self._epoch, pending=pending, means=self._means.state(), ended=self._ended(), begun=begun)
 
     def _ended(self) -> list[Any] | None:
         """Return the reason of an early end by a callback, and the values that must be the same after a restart for that end to hold."""
-        return [self.reason, self._config.steps, self._tracked.arguments()] if self.reason else None
+        return [self.reason, self._config.steps, self._tracked.arguments_digest()] if self.reason else None
 
     def begin(self, step: int, evaluate: Evaluate | None) -> bool:
         """Call the hooks before the first step, on every task; return whether training is to end. `evaluate` is the chief's."""
         if step >= self._config.steps:
             return False
-        self.present, self.by_batch = self._session.flags_of_chief([self.present, self.by_batch])
-        if not self.present:
+        self.enabled, self.by_batch = self._session.broadcast_flags([self.enabled, self.by_batch])
+        if not self.enabled:
             return False
         self._evaluate = evaluate
         self._epoch = self._epoch_length.epoch_at(step)
-        ended = self._session.between_steps(lambda: self._begin(step))
-        self._session.hold(self.until(self._config.steps))
+        ended = self._session.run_callbacks(lambda: self._begin(step))
+        self._session.limit_steps(self.epoch_end(self._config.steps))
         return ended
 
     def _begin(self, step: int) -> bool:
@@ -123,35 +123,35 @@ class Hooks:
             callback.set_params({"verbose": 0, "epochs": self._config.train.epochs or epochs, "steps": self._epoch_length.steps(1)})
         (self._config.run_dir / "results").mkdir(parents=True, exist_ok=True)  # where callbacks of the user's own write
         make_log_directories(self._callbacks)
-        saved = callback_state.extra_values(self._packed) if self._packed else {}
-        if self._packed:
+        saved = callback_state.extra_values(self._serialized) if self._serialized else {}
+        if self._serialized:
             continue_logs(self._callbacks, saved["epoch"] if saved["pending"] else self._epoch)
         self._call("on_train_begin")
         self._tracked.mark_begin()
         if saved:
-            self._tracked.restore(self._packed)
+            self._tracked.restore(self._serialized)
             self._means.restore(saved["means"])
         self.reason = (saved.get("ended") or [None])[0]
         if self.reason and saved["ended"] == self._ended():
             return True
         self.reason = None
         if saved.get("pending"):
-            self._end(saved["epoch"], step)
+            self._end_epoch(saved["epoch"], step)
         return bool(model.stop_training) or self._begin_epoch(self._epoch, step, saved.get("begun"))
 
     def after(self, progress: CallProgress) -> bool:
         """Call the hooks after a call of the session, on every task; return whether training is to end."""
-        if not self.present:
+        if not self.enabled:
             return False
         step = progress.step
         self._means.add(progress)
-        reached = step >= self.until(self._config.steps) and (not progress.stop or step >= self._config.steps)
+        reached = step >= self.epoch_end(self._config.steps) and (not progress.stop or step >= self._config.steps)
         if not (reached or self.by_batch):
             return False
-        ended = self._session.between_steps(lambda: self._after(step, reached=reached), current=reached)
+        ended = self._session.run_callbacks(lambda: self._after(step, reached=reached), current=reached)
         if reached:
             self._epoch = self._epoch_length.epoch_at(step)
-            self._session.hold(self.until(self._config.steps))
+            self._session.limit_steps(self.epoch_end(self._config.steps))
         return ended
 
     def _after(self, step: int, *, reached: bool) -> bool:
@@ -163,9 +163,9 @@ class Hooks:
             # An unfinished epoch ends with the last step. If epochs are shorter than a step, several end at once.
             last = step >= self._config.steps and self._epoch_length.steps(following) < step
             for epoch in range(self._epoch, max(following + last, self._epoch + 1)):
-                self._end(epoch, step)
+                self._end_epoch(epoch, step)
         elif model.stop_training:
-            self._end(self._epoch, step)
+            self._end_epoch(self._epoch, step)
         if model.stop_training or step >= self._config.steps:
             return bool(model.stop_training)
         if reached:
@@ -179,13 +179,13 @@ class Hooks:
         """
         self._hook_epoch = epoch
         optimizer, rates = self._session.optimizer, saved or {}
-        is_same_rate = rates.get("rate") == schedules.constant(optimizer)  # else the settings have another now
+        is_same_rate = rates.get("rate") == schedules.constant_rate(optimizer)  # else the settings have another now
         has_begun = rates.get("epoch") == epoch and is_same_rate
         if has_begun:
             schedules.set_rate(optimizer, rates["before"])
-        before = schedules.constant(optimizer)
+        before = schedules.constant_rate(optimizer)
         self._call("on_epoch_begin", epoch)
-        after = schedules.constant(optimizer)
+        after = schedules.constant_rate(optimizer)
         self._begun = {"epoch": epoch, "before": before, "after": after}
         if has_begun and after == rates["after"]:
             schedules.set_rate(optimizer, rates["rate"])  # hooks of batches may have changed it since
@@ -196,7 +196,7 @@ class Hooks:
             self._call("on_train_batch_begin", batch)
         return bool(self._session.model.stop_training)
 
-    def _end(self, epoch: int, step: int) -> None:
+    def _end_epoch(self, epoch: int, step: int) -> None:
         self._hook_epoch = epoch
         logs = self._means.logs()
         if self._evaluate and (self._config.train.evaluate.every_steps != 0 or step >= self._config.steps):
@@ -250,7 +250,7 @@ class _Means:
 
     def add(self, progress: CallProgress) -> None:
         """Count what a call has measured."""
-        measured = progress.steps if progress.measured is None else progress.measured
+        measured = progress.steps if progress.measured_steps is None else progress.measured_steps
         if not measured:
             return
         values = {**({} if progress.loss is None else {"loss": progress.loss}), **progress.metrics}

@@ -61,8 +61,8 @@ class CheckpointError(WorkloadError):
     reason = "the run cannot resume from its checkpoints"
 
 
-class NoSpaceError(CheckpointError):
-    """The volume has no space for a single checkpoint, and training has not begun."""
+class CannotSaveError(CheckpointError):
+    """No checkpoint can be saved, and training has not begun."""
 
     reason = "no checkpoint can be saved"
 
@@ -126,7 +126,7 @@ class Checkpoints:
         self._model, self._optimizer = model, optimizer
         self._tables, self._rows = tables, tables.rows if tables else None
         self._step = tf.Variable(0, dtype=tf.int64)
-        self._rate, self._constant = schedules.described(optimizer), schedules.constant(optimizer)
+        self._rate, self._constant_rate = schedules.described(optimizer), schedules.constant_rate(optimizer)
         # Keras leaves the state of random layers out of a model's checkpoint.
         self._tracked_objects = {"model": model, "optimizer": optimizer, "step": self._step, "seeds": seeds(model)}
         self._tracked_objects["global_seed"] = global_seed.states(model)
@@ -177,7 +177,7 @@ class Checkpoints:
             has_rate = reader.has_tensor(_BUILT_WITH)
             saved_rate = reader.get_tensor(_BUILT_WITH).decode() if has_rate else schedules.described(self._optimizer)
             if saved_rate != self._rate:
-                schedules.set_rate(self._optimizer, self._constant)
+                schedules.set_rate(self._optimizer, self._constant_rate)
                 notice(f"learning rate {saved_rate} -> {self._rate} from step {step}")
             callbacks = reader.get_tensor(_CALLBACKS) if reader.has_tensor(_CALLBACKS) else b""
             return Restored(step, path, callbacks)
@@ -207,7 +207,7 @@ class Checkpoints:
         """Return this optimizer, or, if only one of it and the checkpoint's has a schedule, a copy with the checkpoint's kind of learning rate."""
         part = "inner_optimizer/" if schedules.inner(self._optimizer) is not self._optimizer else ""
         constant = reader.has_tensor(_VALUE.format(f"optimizer/{part}_learning_rate"))
-        if constant == (self._constant is not None):
+        if constant == (self._constant_rate is not None):
             return self._optimizer
         own = schedules.inner(self._optimizer)
         try:
@@ -231,19 +231,19 @@ class Checkpoints:
         """Return a notice if the volume lacks the space for `keep` checkpoints of this size; nothing if it has it, or does not report it.
 
         Raises:
-            NoSpaceError: there is no checkpoint yet, and not even one fits, or the volume is read-only.
+            CannotSaveError: there is no checkpoint yet, and not even one fits, or the volume is read-only.
         """
         try:
             self._directory.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             if error.errno not in _UNWRITABLE:
                 raise
-            raise NoSpaceError(f"{self._directory} cannot be made: {error.strerror}; make room there, {_CHOOSE}") from error
+            raise CannotSaveError(f"{self._directory} cannot be made: {error.strerror}; make room there, {_CHOOSE}") from error
         size = sum(v.value.shape.num_elements() * v.value.dtype.size for v in (*self._model.variables, *self._optimizer.variables))
         disk = os.statvfs(self._directory)
         if disk.f_flag & os.ST_RDONLY:
             if not self._paths:
-                raise NoSpaceError(f"{self._directory} is read-only, and not one checkpoint can be saved; make it writable, {_CHOOSE}")
+                raise CannotSaveError(f"{self._directory} is read-only, and not one checkpoint can be saved; make it writable, {_CHOOSE}")
             return f"{self._directory} is read-only: no checkpoint can be saved until that changes"
         if not disk.f_blocks:
             return ""
@@ -254,7 +254,7 @@ class Checkpoints:
         fitting = (free + taken) // max(1, size)
         space = f"{self._directory} has {byte_size(free)} free, and a checkpoint of this model takes {byte_size(size)}"
         if not fitting and not self._paths:
-            raise NoSpaceError(f"{space}: not one can be saved; make room there, {_CHOOSE}")
+            raise CannotSaveError(f"{space}: not one can be saved; make room there, {_CHOOSE}")
         if fitting >= self._keep:
             return ""
         also = "" if fitting > 1 else "; an old checkpoint is deleted only after the next is written, so a second one cannot be saved"

@@ -8,7 +8,7 @@ import keras
 import tensorflow as tf
 
 from trainer.engine import data_length
-from trainer.engine.session import DivergedError, NotFinite, Session
+from trainer.engine.session import DivergedError, NonFinite, Session
 from trainer.engine.train_config import TrainConfig
 from trainer.events import Reporter
 
@@ -27,14 +27,14 @@ class Divergence:
         variables = session.model.variables if session.is_chief else []
         self._weights = [v for v in variables if v.value.dtype.is_floating and _finite(v)]
 
-    def check(self, not_finite: NotFinite | None) -> None:
+    def check(self, non_finite: NonFinite | None) -> None:
         """Report where a loss was not finite, if one was.
 
         Raises:
             DivergedError: there was one, and `train.on_nan` is `stop`.
         """
-        if not_finite is not None and not self._is_skipped():
-            self._report_divergence(f"the loss of {not_finite.task or self._report.task} is nan or infinite at step {not_finite.step}")
+        if non_finite is not None and not self._is_skipped():
+            self._report_divergence(f"the loss of {non_finite.task or self._report.task} is nan or infinite at step {non_finite.step}")
 
     def flush(self) -> None:
         """Have the session finish the steps in progress, and check their losses. Raises DivergedError."""

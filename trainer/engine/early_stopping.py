@@ -19,7 +19,7 @@ class EarlyStop:
         self._train, self._run_dir = train, run_dir
         self._seconds_before = float(run_state.read(run_dir).get("trained_seconds") or 0.0) if train.max_seconds else 0.0
         self._began = time.monotonic()
-        self._read_version: float | None = None  # when the evaluations that were read last had been written
+        self._read_at: float | None = None  # when the evaluations that were read last had been written
         self._reason: str | None = None
 
     @property
@@ -32,9 +32,9 @@ class EarlyStop:
         if self._train.max_seconds is not None and self.trained_seconds >= self._train.max_seconds:
             return f"it had trained for {self._train.max_seconds:g} s (train.max_seconds)"
         if self._train.early_stopping is not None and self._reason is None:
-            version = evaluations.changed(self._run_dir)
-            if version != self._read_version:  # an evaluator may have written it
-                self._read_version = version
+            modified = evaluations.modified_at(self._run_dir)
+            if modified != self._read_at:  # an evaluator may have written it
+                self._read_at = modified
                 self._reason = no_improvement(
                     [result for result in evaluations.read(self._run_dir) if result.step <= step], self._train.early_stopping
                 )

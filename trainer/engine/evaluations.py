@@ -38,7 +38,7 @@ def read(run_dir: Path) -> list[EvaluationResult]:
     return [result for entry in entries if (result := _parse(entry))] if isinstance(entries, list) else []
 
 
-def changed(run_dir: Path) -> float | None:
+def modified_at(run_dir: Path) -> float | None:
     """Return when the file was last written, in seconds since the epoch; None if there is none."""
     try:
         return path(run_dir).stat().st_mtime

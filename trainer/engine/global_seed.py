@@ -15,7 +15,7 @@ from keras.src.random.seed_generator import GLOBAL_SEED_GENERATOR, global_seed_g
 _HELD = "_global_seed_generator"  # the attribute of a model
 
 
-def hold(model: keras.Model, replicas: int) -> None:
+def attach(model: keras.Model, replicas: int) -> None:
     """Let a new model hold this thread's generator, which is created if there is none; several replicas need one that counts."""
     generator = global_seed_generator()
     if replicas > 1:

@@ -9,7 +9,7 @@ from typing import Any
 
 from trainer.engine import cadence, data_length, evaluations, model_ops, moving_averages
 from trainer.engine.cadence import REPORT_INTERVAL, Interval, Rate
-from trainer.engine.callbacks import Hooks
+from trainer.engine.callbacks import CallbackList
 from trainer.engine.changes import Snapshot
 from trainer.engine.checkpoints import Checkpoints
 from trainer.engine.divergence import Divergence
@@ -20,14 +20,14 @@ from trainer.engine.export import BestModel, clear_last, write_last
 from trainer.engine.file_writer import FileWriter
 from trainer.engine.run_state import Record, RunState
 from trainer.engine.saving import Saver, Timeouts
-from trainer.engine.session import CallProgress, SaveError, Session, StopError, WorkerProgress
+from trainer.engine.session import CallProgress, SaveError, Session, UnsavedStopError, WorkerProgress
 from trainer.engine.tensorboard_logs import Logs
 from trainer.engine.train_config import TrainConfig
 from trainer.events import Reporter, join_names
 from trainer.workloads.protocol import Agent, Workload, WritesStartSummaries, WritesSummaries
 
 _EXPORT_SHARE = 0.1  # the largest fraction of the time that exports of the best model take before the end
-_WAITS = ("input_wait", "peer_wait", "dropped")
+_OPTIONAL_FIELDS = ("input_wait", "peer_wait", "dropped")
 _NAMED = 8  # weights that a notice names
 _RECORD_INTERVAL = 10.0  # seconds after which run.json says again that the run is alive
 
@@ -63,16 +63,16 @@ def run(
         WorkloadError: the training data ends before the last step.
         CheckpointError: the checkpoints in the run directory are of another model.
         DivergedError: a loss or a weight is not finite, and `train.on_nan` is `stop`.
-        SaveError, StopError: see Saver.
+        SaveError, UnsavedStopError: see Saver.
     """
-    divergence, hooks = Divergence(session, config, report), Hooks(session, workload, config, report)
+    divergence, callbacks = Divergence(session, config, report), CallbackList(session, workload, config, report)
     chief = (
-        _Chief(session, workload, config, report, divergence, hooks, stop_requested, own_stop_requested or stop_requested)
+        _Chief(session, workload, config, report, divergence, callbacks, stop_requested, own_stop_requested or stop_requested)
         if session.is_chief
         else None
     )
     with chief or nullcontext(), session.tables.translate_errors(config) if session.tables else nullcontext():
-        outcome = _run(session, config, report, stop_requested, divergence, hooks, chief)
+        outcome = _run(session, config, report, stop_requested, divergence, callbacks, chief)
         if chief is None:
             return outcome
         stopping = own_stop_requested() if own_stop_requested else not outcome.finished
@@ -85,39 +85,39 @@ def _run(
     report: Reporter,
     stop_requested: Callable[[], bool],
     divergence: Divergence,
-    hooks: Hooks,
+    callbacks: CallbackList,
     chief: "_Chief | None",
 ) -> TrainingOutcome:
     session.begin_at(chief.restore() if chief else 0)
-    if chief and session.step < config.steps and (config.evaluate_every or hooks.present):  # callbacks may evaluate, too
+    if chief and session.step < config.steps and (config.evaluate_every or callbacks.enabled):  # callbacks may evaluate, too
         chief.prepare_evaluation()
     report.start_step = session.step
     worker_reporter = _WorkerReporter(config, report)
     every = (config.evaluate_every, config.checkpoint.every_steps, config.summaries_every, config.profile_every, config.report_every)
     # Every task takes the chief's proposal for the next call, so that all run the same number of steps.
-    fixed = config.steps_per_execution or (1 if hooks.by_batch else None)
+    fixed = config.steps_per_execution or (1 if callbacks.by_batch else None)
     wanted = proposal = fixed or 1
     profile_due = Interval(config.profile_every)  # not `step % every`: asynchronous steps may skip that one
     profile_due.start(session.step)
     report.heartbeat("callbacks", step=session.step)
-    stop, finish = False, hooks.begin(session.step, chief.evaluate if chief else None)
+    stop, finish = False, callbacks.begin(session.step, chief.evaluate if chief else None)
     report.heartbeat("training", step=session.step)
     step = session.step  # as reported; the session may be ahead of it after a checkpoint
     while step < config.steps and not (stop or finish):
         profiling = profile_due(step)
-        steps = 1 if profiling else cadence.to_boundary(step, wanted, hooks.until(config.steps), *every)
+        steps = 1 if profiling else cadence.to_boundary(step, wanted, callbacks.epoch_end(config.steps), *every)
         with data_length.translate_end_of_data(config), chief.logs.profile() if chief and profiling else nullcontext():
             ends_early = chief is not None and bool(chief.early_stop(session.step))
             progress = session.run(steps, stop=stop_requested(), finish=ends_early, next_steps=proposal)
-        divergence.check(progress.not_finite)
+        divergence.check(progress.non_finite)
         step = progress.step
         report.heartbeat("training", step=step, steps=progress.steps)
         finish = progress.finish and step < config.steps
         stop = progress.stop and step < config.steps and not finish
         (chief or worker_reporter).after(progress)
-        if hooks.present:
+        if callbacks.enabled:
             report.heartbeat("callbacks", step=step)
-        finish = hooks.after(progress) or finish
+        finish = callbacks.after(progress) or finish
         report.heartbeat("training", step=step, steps=0)
         if chief and not finish:  # the end is saved when callbacks have been called for it
             chief.save_when_due(progress)
@@ -137,17 +137,13 @@ class _Chief:
         config: TrainConfig,
         report: Reporter,
         divergence: Divergence,
-        hooks: Hooks,
+        callbacks: CallbackList,
         stop_requested: Callable[[], bool],
         own_stop_requested: Callable[[], bool],
     ) -> None:
         self._session, self._workload, self._config, self._report = session, workload, config, report
-        self._divergence, self._hooks, self._stop_requested, self._own_stop_requested = (
-            divergence,
-            hooks,
-            stop_requested,
-            own_stop_requested,
-        )
+        self._divergence, self._callbacks = divergence, callbacks
+        self._stop_requested, self._own_stop_requested = stop_requested, own_stop_requested
         self._files = FileWriter(report)
         self.logs = Logs(config.run_dir, self._files)
         tables = session.tables.files() if session.tables else None
@@ -192,7 +188,7 @@ class _Chief:
         self._evaluate_due = Interval(config.evaluate_every)
         self._summaries_due = Interval(config.summaries_every)
         self._report_due = Interval(config.report_every, None if config.report_every else REPORT_INTERVAL)
-        self._recorded, self._recorded_step = 0.0, 0
+        self._recorded_at, self._recorded_step = 0.0, 0
         self._reported = False
         self._reported_rate, self._written_rate = Rate(), Rate()
         self._saved_step: int | None = None
@@ -204,8 +200,8 @@ class _Chief:
         """Begin."""
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Wait for a bounded time until everything is written; only a second after a SaveError or StopError: the volume has had its time."""
-        if kind is not None and issubclass(kind, (SaveError, StopError)):
+        """Wait for a bounded time until everything is written; only a second after a SaveError or UnsavedStopError: the volume has had its time."""
+        if kind is not None and issubclass(kind, (SaveError, UnsavedStopError)):
             self._files.close(1.0)
             return
         self.saver.wait()
@@ -227,7 +223,7 @@ class _Chief:
         if restored:
             self._report("restored", step=restored.step, path=restored.path)
             self._saved_step = step
-            self._hooks.restore(restored.callbacks)
+            self._callbacks.restore(restored.callbacks)
         for due in (self._save_due, self._evaluate_due, self._summaries_due, self._report_due):
             due.start(step)
         self._update_record("running", step)
@@ -253,7 +249,7 @@ class _Chief:
             rate.add(progress.examples, progress.steps)
         if self._report_due(step) or last or progress.stop or not self._reported:
             self._report_progress(progress)
-        if time.monotonic() - self._recorded >= _RECORD_INTERVAL:
+        if time.monotonic() - self._recorded_at >= _RECORD_INTERVAL:
             self._update_record("running", step)
         fetched = False
         if self._summaries_due(step):
@@ -270,7 +266,7 @@ class _Chief:
 
     def save_when_due(self, progress: CallProgress) -> None:
         """Save after a call and its callbacks, when a save is due."""
-        due = self._save_due(progress.step) or self.saver.is_due
+        due = self._save_due(progress.step) or self.saver.retry_is_due
         if due and progress.step < self._config.steps and not progress.finish:
             self._divergence.flush()
             self._session.fetch()
@@ -281,16 +277,16 @@ class _Chief:
         """Save and evaluate for the last time."""
         began = time.monotonic()
         step = self._session.step
-        early = (self._hooks.reason or self.early_stop(step)) if finished and step < self._config.steps else None
+        early = (self._callbacks.reason or self.early_stop(step)) if finished and step < self._config.steps else None
         if early:
             self._report("notice", message=f"the run ends after step {step} of {self._config.steps}: {early}")
         self._divergence.flush()
         self._session.fetch()
-        if self._hooks.end(finished=finished):  # callbacks have changed the weights after they were saved
+        if self._callbacks.end(finished=finished):  # callbacks have changed the weights after they were saved
             self._saved_step = None
         self._report.heartbeat("saving", step=step)
         self.saver.complete(self._own_stop_requested, stopping=stopping, since=began)
-        if self._saved_step != step or self.saver.last != step:
+        if self._saved_step != step or self.saver.saved_step != step:
             self._save(step, last=True)
         if finished:
             self.evaluate(step)
@@ -339,7 +335,7 @@ class _Chief:
             metrics=progress.metrics,
             examples_per_second=examples_per_second,
             seconds_per_step=seconds_per_step,
-            **_waits(progress),
+            **_optional_fields(progress),
         )
         self._reported = True
         for worker in progress.workers:
@@ -353,11 +349,11 @@ class _Chief:
                 metrics=worker.metrics,
                 examples_per_second=worker.examples_per_second,
                 seconds_per_step=worker.seconds_per_step,
-                **_waits(worker),
+                **_optional_fields(worker),
             )
 
     def _update_record(self, state: RunState, step: int, **facts: Any) -> None:
-        self._recorded, self._recorded_step = time.monotonic(), step
+        self._recorded_at, self._recorded_step = time.monotonic(), step
         if self._config.train.max_seconds is not None:
             facts["trained_seconds"] = self.early_stop.trained_seconds
         self._record.update(state, step, **facts)
@@ -376,11 +372,11 @@ class _Chief:
         began, phase = time.monotonic(), self._report.phase or "training"
         self._report.heartbeat("evaluating", step=step)
         with moving_averages.shown(self._session.model, self._session.optimizer):
-            self._metrics = self._hooks.evaluation(partial(self._evaluate_batches, self._evaluation or self.prepare_evaluation()))
+            self._metrics = self._callbacks.evaluation(partial(self._evaluate_batches, self._evaluation or self.prepare_evaluation()))
             if self._best and self._divergence.may_save(step):
                 self._report.heartbeat("saving", step=step)
                 self._best.offer(step, self._metrics, self._session.model.weights, self._stop_requested)
-        self._evaluated_step, self._evaluated = step, Snapshot(self._session.model.weights if self._hooks.present else ())
+        self._evaluated_step, self._evaluated = step, Snapshot(self._session.model.weights if self._callbacks.enabled else ())
         if not self._config.has_evaluator:  # which writes these files itself
             self.logs.evaluation(self._metrics, step)
             self._files.call(evaluations.path(self._config.run_dir), partial(evaluations.append, self._config.run_dir, step, self._metrics))
@@ -401,16 +397,16 @@ class _Chief:
         if not self._divergence.may_save(step):
             return
         self._report.heartbeat("saving", step=step)
-        if self.saver.save(step, self._hooks.state(step), last=last):
+        if self.saver.save(step, self._callbacks.state(step), last=last):
             self._saved_step = step
             if not last and self._session.tables and self._session.tables.blocked_while_saved:
                 self.saver.complete(self._own_stop_requested, stopping=False)  # rows are read from the servers while they are written
         self._report.heartbeat("training", step=step)
 
 
-def _waits(progress: CallProgress | WorkerProgress) -> dict[str, Any]:
+def _optional_fields(progress: CallProgress | WorkerProgress) -> dict[str, Any]:
     """Return the fields of a progress event about waits and dropped gradients, as far as the strategy has them."""
-    return {name: value for name in _WAITS if (value := getattr(progress, name, None)) is not None}
+    return {name: value for name in _OPTIONAL_FIELDS if (value := getattr(progress, name, None)) is not None}
 
 
 def _loss_of(progress: CallProgress | WorkerProgress) -> dict[str, Any]:
@@ -440,5 +436,5 @@ class _WorkerReporter:
             metrics=progress.metrics,
             examples_per_second=progress.steps * self._config.examples_per_step / progress.seconds,
             seconds_per_step=progress.seconds / progress.steps,
-            **_waits(progress),
+            **_optional_fields(progress),
         )

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from trainer.engine import clock, data_length, global_seed, model_ops
 from trainer.engine.replica import Replica, timed_next
-from trainer.engine.session import CallProgress, NotFinite, Session
+from trainer.engine.session import CallProgress, NonFinite, Session
 from trainer.engine.train_config import TrainConfig
 from trainer.workloads.protocol import Shard, Workload
 from trainer.workloads.unscaled_losses import unscaled_losses
@@ -74,7 +74,7 @@ class MirroredSession(Session):
             step=self._step,
             steps=steps,
             loss=float(loss),
-            not_finite=NotFinite(before + int(finite) + 1) if finite < steps else None,
+            non_finite=NonFinite(before + int(finite) + 1) if finite < steps else None,
             metrics=model_ops.named(self._replica.metrics, metrics),
             examples=steps * self._replica.examples * self.replicas,
             seconds=seconds,

@@ -45,7 +45,7 @@ def build(workload: Workload | Agent, config: TrainConfig, replicas: int = 1, *,
     """
     optimizer_setup.prepare(config)
     model = workload.model()
-    global_seed.hold(model, replicas)
+    global_seed.attach(model, replicas)
     if not model.built or not (model.trainable_variables or layers.tables(model)):
         message = f"the model {model.name!r} has no trainable weights: give it an input shape, so that it is built, and a trainable layer"
         raise WorkloadError(message)

@@ -5,7 +5,7 @@ import tensorflow as tf
 
 from trainer.engine import weight_decay
 from trainer.engine.optimizer_copy import copied
-from trainer.engine.schedules import constant, described, schedule
+from trainer.engine.schedules import constant_rate, described, schedule
 from trainer.engine.train_config import TrainConfig
 from trainer.strategies import STRATEGIES
 from trainer.workloads.errors import WorkloadError
@@ -106,7 +106,7 @@ def _initial_rate(own: keras.optimizers.Optimizer, config: TrainConfig) -> float
     settings = config.train.learning_rate
     if settings is not None and settings.initial is not None:
         return settings.initial
-    if (rate := constant(own)) is None:
+    if (rate := constant_rate(own)) is None:
         message = (
             f"train.learning_rate gives no `initial`, and the optimizer of {config.train.workload} has a schedule of its own "
             f"({described(own)}), no rate to start from; add `initial`"

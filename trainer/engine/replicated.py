@@ -14,7 +14,7 @@ from trainer.engine.changes import Snapshot
 from trainer.engine.collectives.all_reduce import AllReduce
 from trainer.engine.embeddings.local_tables import LocalTables
 from trainer.engine.replica import Replica, timed_next
-from trainer.engine.session import CallProgress, NotFinite, PeerLostError, Session
+from trainer.engine.session import CallProgress, NonFinite, PeerLostError, Session
 from trainer.engine.train_config import TrainConfig
 from trainer.workloads.protocol import Shard, Workload
 
@@ -61,24 +61,24 @@ class LocalSession(Session):
             seed.assign_add(model_ops.seed_of_replica(seed, self._all_reduce.index))
         return int(shared_step.numpy())
 
-    def flags_of_chief(self, flags: Sequence[bool]) -> list[bool]:
-        """See Session.flags_of_chief."""
+    def broadcast_flags(self, flags: Sequence[bool]) -> list[bool]:
+        """See Session.broadcast_flags."""
         numbers = [float(flag and self.is_chief) for flag in flags]
         sums = self._all_reduce.sum_numbers([*numbers, *[0.0] * (_CONTROL_NUMBERS - len(numbers))])
         return [bool(number) for number in sums[: len(numbers)]]
 
-    def between_steps(self, hooks: Callable[[], bool], *, current: bool = True) -> bool:
-        """See Session.between_steps."""
+    def run_callbacks(self, call: Callable[[], bool], *, current: bool = True) -> bool:
+        """See Session.run_callbacks."""
         del current  # the state always is
         if self._all_reduce.size == 1:
-            return hooks()
+            return call()
         numbers = [0.0] * _CONTROL_NUMBERS
         if self.is_chief:
             before = Snapshot(self.model.weights)
-            stop = hooks()
-            numbers = [float(stop), float(before.changed()), schedules.constant(self.optimizer) or 0.0]
+            stop = call()
+            numbers = [float(stop), float(before.changed()), schedules.constant_rate(self.optimizer) or 0.0]
         stops, changes, rate = self._all_reduce.sum_numbers(numbers)
-        if schedules.constant(self.optimizer) is not None:
+        if schedules.constant_rate(self.optimizer) is not None:
             schedules.set_rate(self.optimizer, rate)
         if changes:
             self._broadcast_state(self._step)
@@ -107,13 +107,13 @@ class LocalSession(Session):
             next_steps=int(numbers[2]) or None,
             input_wait=input_wait,
             peer_wait=peer_wait if self._all_reduce.size > 1 else None,
-            not_finite=self._not_finite(numbers[3:]),
+            non_finite=self._non_finite(numbers[3:]),
         )
 
-    def _not_finite(self, non_finite_steps: Any) -> NotFinite | None:
+    def _non_finite(self, non_finite_steps: Any) -> NonFinite | None:
         """Return the first loss that was not finite, from each task's number of steps since its own first."""
         first = int(np.argmax(non_finite_steps))
-        return NotFinite(self._step - int(non_finite_steps[first]) + 1, self._all_reduce.names[first]) if non_finite_steps[first] else None
+        return NonFinite(self._step - int(non_finite_steps[first]) + 1, self._all_reduce.names[first]) if non_finite_steps[first] else None
 
     def close(self) -> None:
         """See Session.close."""

@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from trainer.engine.checkpoints import Checkpoints, InMemoryCheckpoint, step_of
-from trainer.engine.session import PeerLostError, SaveError, StopError
+from trainer.engine.session import PeerLostError, SaveError, UnsavedStopError
 from trainer.events import Reporter
 
 _PREVIOUS_SAVE_TIMEOUT = 5.0  # seconds that training waits for the previous save, so that a slow disk gets every checkpoint
@@ -52,10 +52,10 @@ def wait_for_saves() -> None:
 
 
 class Saver:
-    """Writes the checkpoints of one run. `saved` is called, in another thread, with the step and path of each."""
+    """Writes the checkpoints of one run. `on_saved` is called, in another thread, with the step and path of each."""
 
-    def __init__(self, checkpoints: Checkpoints, report: Reporter, timeouts: Timeouts, saved: Callable[[int, str], None]) -> None:
-        self._checkpoints, self._report, self._timeouts, self._saved = checkpoints, report, timeouts, saved
+    def __init__(self, checkpoints: Checkpoints, report: Reporter, timeouts: Timeouts, on_saved: Callable[[int, str], None]) -> None:
+        self._checkpoints, self._report, self._timeouts, self._on_saved = checkpoints, report, timeouts, on_saved
         self._changed = threading.Condition()
         self._unwritten: InMemoryCheckpoint | None = None  # to be written, or being written
         self._began: float | None = None  # when its write began
@@ -67,7 +67,7 @@ class Saver:
         self._lost_peer: PeerLostError | None = None
         self._reported_at = -math.inf
         self._delay, self._retry_at = 0.0, math.inf
-        self.last: int | None = None if checkpoints.latest is None else step_of(checkpoints.latest)
+        self.saved_step: int | None = None if checkpoints.latest is None else step_of(checkpoints.latest)
         _savers.append(self)
         for work in (self._write_loop, self._watch):
             threading.Thread(target=work, name="saving", daemon=True).start()
@@ -80,12 +80,12 @@ class Saver:
     # For the training thread
 
     @property
-    def is_due(self) -> bool:
+    def retry_is_due(self) -> bool:
         """Whether to repeat a save that has failed."""
         return self._unwritten is None and time.monotonic() >= self._retry_at
 
     def save(self, step: int, callbacks: bytes = b"", *, last: bool = False) -> bool:
-        """Copy the state to memory, to be written. Return False if an earlier save does not end: `is_due` is true once it has ended."""
+        """Copy the state to memory, to be written. Return False if an earlier save does not end: `retry_is_due` is true once it has ended."""
         with self._changed:
             self._changed.wait_for(
                 lambda: self._unwritten is None or (self._failing_since is not None and not last), None if last else _PREVIOUS_SAVE_TIMEOUT
@@ -118,7 +118,7 @@ class Saver:
             raise SaveError(f"{self._unsaved()} for {self._timeouts.timeout:g} s")
 
     def _unsaved(self) -> str:
-        last = "there is no checkpoint" if self.last is None else f"the last checkpoint is of step {self.last}"
+        last = "there is no checkpoint" if self.saved_step is None else f"the last checkpoint is of step {self.saved_step}"
         return f"{last}: nothing could be saved to {self._checkpoints.directory} ({self._cause or 'it does not answer'})"
 
     def complete(self, stop_requested: Callable[[], bool], *, stopping: bool, since: float | None = None) -> None:
@@ -127,7 +127,7 @@ class Saver:
         `stop_requested` returns whether a stop was requested; `stopping`: one was requested earlier, at `since`.
         Raises:
             SaveError: nothing could be saved for the timeout.
-            StopError: a stop was requested, and its grace period passed without a save.
+            UnsavedStopError: a stop was requested, and its grace period passed without a save.
         """
         grace = self._timeouts.stop
         until = math.inf
@@ -135,7 +135,7 @@ class Saver:
             if until == math.inf and (stopping or stop_requested()):
                 until = (since if stopping and since is not None else time.monotonic()) + grace
             if time.monotonic() >= until:
-                raise StopError(f"asked to stop, and {self._unsaved()} for {grace:g} s; later steps are lost")
+                raise UnsavedStopError(f"asked to stop, and {self._unsaved()} for {grace:g} s; later steps are lost")
             self.check()
             with self._changed:
                 self._changed.wait_for(lambda: self._unwritten is None, _POLL_INTERVAL)
@@ -177,11 +177,11 @@ class Saver:
 
     def _succeeded(self, checkpoint: InMemoryCheckpoint, path: str, began: float) -> None:
         since, self._failing_since, self._delay, self._reported_at, self._cause = self._failing_since, None, 0.0, -math.inf, ""
-        self.last = checkpoint.step
+        self.saved_step = checkpoint.step
         now = time.monotonic()
         if since is not None:
             self._report("notice", message=f"checkpoints can be saved again, after {now - since:.0f} s")
-        self._saved(checkpoint.step, path)
+        self._on_saved(checkpoint.step, path)
         self._report("checkpoint", step=checkpoint.step, path=path, seconds=now - began)
 
     def _failed(self, checkpoint: InMemoryCheckpoint, error: Exception, began: float) -> None:
@@ -210,7 +210,7 @@ class Saver:
             timeout=self._timeouts.timeout,
             size=checkpoint.size,
             free=free,
-            saved=self.last,
+            saved=self.saved_step,
         )
 
     # In the thread that watches the writing one

@@ -72,7 +72,7 @@ def inner(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
     return getattr(optimizer, "inner_optimizer", optimizer)
 
 
-def constant(optimizer: keras.optimizers.Optimizer) -> float | None:
+def constant_rate(optimizer: keras.optimizers.Optimizer) -> float | None:
     """Return the learning rate if it is a variable; None if it is a schedule or a function."""
     # `learning_rate` is the value of a schedule; Keras has no public name for the schedule itself.
     rate = inner(optimizer)._learning_rate  # noqa: SLF001
@@ -87,7 +87,7 @@ def set_rate(optimizer: keras.optimizers.Optimizer, rate: float | None) -> None:
 
 def described(optimizer: keras.optimizers.Optimizer) -> str:
     """Return an optimizer's current learning rate as text to read and to compare: `0.001`, `ExponentialDecay(decay_rate=0.9, ...)`."""
-    if (rate := constant(optimizer)) is not None:
+    if (rate := constant_rate(optimizer)) is not None:
         return str(rate)
     return _described(inner(optimizer)._learning_rate)  # noqa: SLF001
 

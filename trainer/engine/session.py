@@ -28,7 +28,7 @@ class SaveError(Exception):
     reason = "nothing could be saved"
 
 
-class StopError(Exception):
+class UnsavedStopError(Exception):
     """The task was asked to stop, and its state could not be saved meanwhile."""
 
 
@@ -45,7 +45,7 @@ def cause(error: Any) -> str:
 
 
 @dataclass(frozen=True, order=True)
-class NotFinite:
+class NonFinite:
     """The first step whose loss was not finite, and the task that computed it, empty for the reporting task itself."""
 
     step: int
@@ -71,10 +71,10 @@ class CallProgress:
     """The result of a call of `Session.run`.
 
     `step` is the global step after the call, `steps` how many it made. `loss` (None while it is not known) and `metrics` are means over the
-    `measured` steps (None: all of them; 0: the last known values). `examples` counts those of all replicas, `seconds` is the wall time. `stop`
+    `measured_steps` (None: all of them; 0: the last known values). `examples` counts those of all replicas, `seconds` is the wall time. `stop`
     is true if any task of the cluster was asked to stop, `finish` if the chief ends the run early. `input_wait` and `peer_wait` are the
     fractions of this task's time, 0 to 1, that it waited for input and for gradients of others. `dropped` counts the gradients that came
-    too late for their step, since the session began. `not_finite` is the first loss that was not finite.
+    too late for their step, since the session began. `non_finite` is the first loss that was not finite.
     """
 
     step: int
@@ -83,21 +83,21 @@ class CallProgress:
     metrics: dict[str, float]
     examples: int
     seconds: float
-    measured: int | None = None
+    measured_steps: int | None = None
     stop: bool = False
     finish: bool = False
     next_steps: int | None = None
     input_wait: float | None = None
     peer_wait: float | None = None
     dropped: int | None = None
-    not_finite: NotFinite | None = None
+    non_finite: NonFinite | None = None
     workers: Sequence[WorkerProgress] = field(default=())
 
 
 class Session(ABC):
     """A cluster that is ready to train. On the chief, model and optimizer hold the current state after `fetch`.
 
-    `trains_changed_weights`: whether training continues with weights that were changed in `between_steps`. `tables` are the large embedding
+    `trains_changed_weights`: whether training continues with weights that were changed in `run_callbacks`. `tables` are the large embedding
     layers that a step updates row by row. The default methods suit a chief that trains its own model and optimizer, and has no steps in
     progress between two calls.
     """
@@ -126,7 +126,7 @@ class Session(ABC):
         Every task calls it once before the first `run`; the state of the others is replaced. Sets `step` on all of them.
         """
 
-    def flush(self) -> NotFinite | None:
+    def flush(self) -> NonFinite | None:
         """Finish the steps in progress, so that state and `step` agree; called before a checkpoint. The next `run` reports them.
 
         Returns the first loss of these steps that was not finite.
@@ -136,13 +136,13 @@ class Session(ABC):
     def fetch(self) -> None:  # noqa: B027 - see the class
         """Copy the cluster's current state into `model` and `optimizer`; only the chief calls it."""
 
-    def hold(self, step: int) -> None:  # noqa: B027 - see the class
-        """Begin no step after `step` until the next call of `hold`; every task calls it.
+    def limit_steps(self, step: int) -> None:  # noqa: B027 - see the class
+        """Begin no step after `step` until the next call; every task calls it.
 
         The `run` that reaches `step` waits for the steps in progress and reports them.
         """
 
-    def flags_of_chief(self, flags: Sequence[bool]) -> list[bool]:
+    def broadcast_flags(self, flags: Sequence[bool]) -> list[bool]:
         """Return the chief's flags, at most three, on every task. Every task calls this before the first `run`.
 
         Raises:
@@ -150,8 +150,8 @@ class Session(ABC):
         """
         return list(flags)
 
-    def between_steps(self, hooks: Callable[[], bool], *, current: bool = True) -> bool:
-        """Call `hooks` between steps, only on the chief; return its result on every task. Every task calls this.
+    def run_callbacks(self, call: Callable[[], bool], *, current: bool = True) -> bool:
+        """Call `call` between steps, only on the chief; return its result on every task. Every task calls this.
 
         Its changes of the learning rate and the weights apply to every task from the next step on. With `current`, model and
         optimizer first get the cluster's current state, as by `flush` and `fetch`.
@@ -160,7 +160,7 @@ class Session(ABC):
             PeerLostError: a task that needs the answer is gone.
         """
         del current  # the state is always current here
-        return hooks()
+        return call()
 
     @abstractmethod
     def run(self, steps: int, *, stop: bool = False, finish: bool = False, next_steps: int = 0) -> CallProgress:

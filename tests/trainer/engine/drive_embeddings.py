@@ -297,7 +297,7 @@ def save_non_finite(scratch: Path, session: Any, row: int) -> tuple[str, list[st
     import tensorflow as tf
 
     from trainer.engine.checkpoints import Checkpoints, list_checkpoints
-    from trainer.engine.embeddings.table_files import NotFiniteError
+    from trainer.engine.embeddings.table_files import NonFiniteError
 
     directory, read, error = scratch / f"row {row}", session.tables.read, ""
 
@@ -308,7 +308,7 @@ def save_non_finite(scratch: Path, session: Any, row: int) -> tuple[str, list[st
     session.tables.read = read_non_finite
     try:
         Checkpoints(directory, session.model, session.optimizer, 3, session.tables.files()).save(1)
-    except NotFiniteError as raised:
+    except NonFiniteError as raised:
         error = str(raised)
     finally:
         session.tables.read = read

@@ -1,4 +1,4 @@
-"""The state of callbacks is packed as bytes and restored."""
+"""The state of callbacks is serialized as bytes and restored."""
 
 import math
 from collections import Counter, OrderedDict, defaultdict
@@ -30,7 +30,7 @@ def restored(before: StatefulCallback, changes: dict[str, Any], after: StatefulC
     """Change attributes of the callback `before`, restore its state in `after`, and return `after`."""
     tracked = TrackedAttributes([before])
     set_attributes(before, changes)
-    TrackedAttributes([after]).restore(tracked.pack())
+    TrackedAttributes([after]).restore(tracked.serialize())
     return after
 
 
@@ -94,14 +94,14 @@ def test_a_change_before_training_that_training_undoes_stays_undone() -> None:
     before.best = None
     tracked_after = TrackedAttributes([after])
     after.best = 7
-    tracked_after.restore(tracked.pack())
+    tracked_after.restore(tracked.serialize())
     assert after.best is None
 
 
 def test_each_callback_gets_its_own_state_by_class_and_position() -> None:
     tracked = TrackedAttributes(first := [StatefulCallback(value=0), keras.callbacks.History(), StatefulCallback(value=0)])
     first[0].value, first[2].value = 1, 2
-    packed = tracked.pack(epoch=4, means={"loss": 0.5})
-    assert extra_values(packed) == {"epoch": 4, "means": {"loss": 0.5}}
-    TrackedAttributes(second := [StatefulCallback(value=0), StatefulCallback(value=0), StatefulCallback(value=0)]).restore(packed)
+    serialized = tracked.serialize(epoch=4, means={"loss": 0.5})
+    assert extra_values(serialized) == {"epoch": 4, "means": {"loss": 0.5}}
+    TrackedAttributes(second := [StatefulCallback(value=0), StatefulCallback(value=0), StatefulCallback(value=0)]).restore(serialized)
     assert [callback.value for callback in second] == [1, 2, 0]

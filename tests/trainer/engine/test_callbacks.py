@@ -16,7 +16,7 @@ from tests.trainer.engine.calling import Changing, MakeCallbacks, SmallWithCallb
 from tests.trainer.engine.small import Poisoned
 from tests.trainer.engine.test_loop import Output
 from trainer.engine import loop, model_ops, run_state
-from trainer.engine.callbacks import Hooks, continue_logs
+from trainer.engine.callbacks import CallbackList, continue_logs
 from trainer.engine.checkpoints import Checkpoints
 from trainer.engine.collectives.all_reduce import AllReduce
 from trainer.engine.replicated import LocalSession
@@ -78,28 +78,30 @@ class Recorder(keras.callbacks.Callback):
 EVALUATED = ["test", "tested"]
 
 
-def begun_hooks(run_dir: Path, make_callbacks: MakeCallbacks, output: Output | None = None, **changes: Any) -> tuple[Hooks, TrainConfig]:
+def begun_callbacks(
+    run_dir: Path, make_callbacks: MakeCallbacks, output: Output | None = None, **changes: Any
+) -> tuple[CallbackList, TrainConfig]:
     """Return hooks that are called as before the first step of a run, and its configuration, without training."""
     workload = SmallWithCallbacks(make_callbacks)
     config = callback_config(workload, run_dir, **changes)
-    hooks = Hooks(LocalSession(workload, config, AllReduce()), workload, config, Reporter("chief", output or Output()))
-    hooks.begin(0, None)
-    return hooks, config
+    callbacks = CallbackList(LocalSession(workload, config, AllReduce()), workload, config, Reporter("chief", output or Output()))
+    callbacks.begin(0, None)
+    return callbacks, config
 
 
 def test_means_count_only_the_steps_that_were_measured(tmp_path: Path) -> None:
     recorder = Recorder()
-    hooks, _ = begun_hooks(tmp_path, lambda: [recorder], epochs=2)
+    callbacks, _ = begun_callbacks(tmp_path, lambda: [recorder], epochs=2)
     # As workers of parameter servers report: first nothing, then two means, and between them the first one once more.
     for step, steps, loss, measured in [(5, 5, None, 0), (10, 5, 1.0, 10), (20, 10, 1.0, 0), (25, 5, 4.0, 5)]:
         metrics = {} if loss is None else {"accuracy": loss / 4}
-        hooks.after(CallProgress(step=step, steps=steps, loss=loss, metrics=metrics, examples=0, seconds=1.0, measured=measured))
+        callbacks.after(CallProgress(step=step, steps=steps, loss=loss, metrics=metrics, examples=0, seconds=1.0, measured_steps=measured))
     assert recorder.logs == [{"loss": 2.0, "accuracy": 0.5}]
 
 
 def test_hooks_are_called_in_the_order_of_fit_with_its_logs(tmp_path: Path) -> None:
     recorder = Recorder()
-    # An export happens between hooks, too.
+    # An export happens between callbacks, too.
     session, outcome, output = train(tmp_path, lambda: [recorder], epochs=2, export={"formats": ["keras"]})
     epochs = ["epoch 0", *EVALUATED, "epoch 0 done", "epoch 1", *EVALUATED, "epoch 1 done"]
     assert recorder.calls == ["train 2x25", *epochs, "end"]
@@ -123,11 +125,11 @@ def test_hooks_are_called_in_the_order_of_fit_with_its_logs(tmp_path: Path) -> N
 )
 def test_an_epoch_is_a_pass_or_the_steps_between_evaluations(length: dict[str, Any], expected: list[int], tmp_path: Path) -> None:
     recorder = Recorder()
-    hooks, config = begun_hooks(tmp_path, lambda: [recorder], **length)
+    callbacks, config = begun_callbacks(tmp_path, lambda: [recorder], **length)
     step = 0
     while step < config.steps:  # as the loop does
-        before, step = step, hooks.until(config.steps)
-        hooks.after(CallProgress(step=step, steps=step - before, loss=1.0, metrics={}, examples=0, seconds=1.0))
+        before, step = step, callbacks.epoch_end(config.steps)
+        callbacks.after(CallProgress(step=step, steps=step - before, loss=1.0, metrics={}, examples=0, seconds=1.0))
     assert [int(call.split()[1]) for call in recorder.calls if call.endswith("done")] == expected
 
 
@@ -137,10 +139,10 @@ def test_the_reason_of_an_early_end_has_the_epoch_of_its_hook(hook: str, tmp_pat
         callback.model.stop_training = epoch == 2
 
     callback = keras.callbacks.LambdaCallback(**{hook: stop})
-    hooks, _ = begun_hooks(tmp_path, lambda: [callback], epochs=5, batch_size=1000)
-    hooks.after(CallProgress(step=1, steps=1, loss=1.0, metrics={}, examples=0, seconds=1.0))  # two and a half epochs
-    hooks.after(CallProgress(step=2, steps=1, loss=1.0, metrics={}, examples=0, seconds=1.0))
-    assert hooks.reason == f"the callback LambdaCallback.{hook} has set model.stop_training in epoch 3"
+    callbacks, _ = begun_callbacks(tmp_path, lambda: [callback], epochs=5, batch_size=1000)
+    callbacks.after(CallProgress(step=1, steps=1, loss=1.0, metrics={}, examples=0, seconds=1.0))  # two and a half epochs
+    callbacks.after(CallProgress(step=2, steps=1, loss=1.0, metrics={}, examples=0, seconds=1.0))
+    assert callbacks.reason == f"the callback LambdaCallback.{hook} has set model.stop_training in epoch 3"
 
 
 @dataclass(frozen=True)
@@ -425,7 +427,7 @@ def test_callbacks_that_the_trainer_replaces_are_left_out_and_reported(tmp_path:
         return [*replaced, keras.callbacks.LambdaCallback(on_epoch_end=lambda *_: None)]
 
     output = Output()
-    begun_hooks(tmp_path, make_callbacks, output, epochs=1)
+    begun_callbacks(tmp_path, make_callbacks, output, epochs=1)
     left_out = [message for message in notices(output) if "left out" in message]
     assert [message.partition(" is left out: ")[0] for message in left_out] == [
         f"the callback {name}" for name in ("TensorBoard", "BackupAndRestore", "TerminateOnNaN")

@@ -18,7 +18,7 @@ from trainer.engine import loop, run_state
 from trainer.engine.checkpoints import CheckpointError
 from trainer.engine.collectives.all_reduce import AllReduce
 from trainer.engine.replicated import LocalSession
-from trainer.engine.session import CallProgress, DivergedError, NotFinite
+from trainer.engine.session import CallProgress, DivergedError, NonFinite
 from trainer.engine.train_config import TrainConfig, train_config
 from trainer.events import Reporter
 from trainer.settings import TrainerSettings
@@ -287,8 +287,8 @@ def test_weights_that_are_not_finite_are_not_saved_even_if_the_loss_is_finite(tm
 class Late(LocalSession):
     """A session whose worker-1 has not yet reported a call when an evaluation reads the weights."""
 
-    def flush(self) -> NotFinite:
-        return NotFinite(29, "worker-1")
+    def flush(self) -> NonFinite:
+        return NonFinite(29, "worker-1")
 
 
 def test_weights_that_are_not_finite_are_reported_with_the_loss_that_caused_them(tmp_path: Path) -> None:

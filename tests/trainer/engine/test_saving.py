@@ -24,12 +24,12 @@ from tests.trainer.engine.test_loop import ONLY_SAVED, Output, settings, train
 from tests.volumes import Volume, volume
 from tests.waiting import until
 from trainer.engine import evaluations, loop, model_ops, saving
-from trainer.engine.checkpoints import Checkpoints, InMemoryCheckpoint, NoSpaceError, list_checkpoints
+from trainer.engine.checkpoints import CannotSaveError, Checkpoints, InMemoryCheckpoint, list_checkpoints
 from trainer.engine.collectives.all_reduce import AllReduce
 from trainer.engine.export import BestModel
 from trainer.engine.parameter_server import server_watch
 from trainer.engine.replicated import LocalSession
-from trainer.engine.session import SaveError, StopError
+from trainer.engine.session import SaveError, UnsavedStopError
 from trainer.events import Reporter, render
 from trainer.settings import Export
 
@@ -243,7 +243,7 @@ def test_a_run_ends_when_no_save_succeeds_within_the_timeout(disk: Path) -> None
 
 @pytest.mark.usefixtures("fast_retries")
 def test_a_stop_on_a_full_disk_is_tried_for_the_grace_period_and_reports_what_is_lost(disk: Path) -> None:
-    with pytest.raises(StopError, match=r"asked to stop, and the last checkpoint is of step 10: .* for 0.5 s; later steps are lost"):
+    with pytest.raises(UnsavedStopError, match=r"asked to stop, and the last checkpoint is of step 10: .* for 0.5 s; later steps are lost"):
         run(disk, session_with({12: lambda: fill(disk)}), stop_after=15, grace_period=1.0)
     assert saved(disk) == [10]
 
@@ -261,7 +261,7 @@ def test_a_stop_ends_the_wait_for_a_save_that_hangs(tmp_path: Path, monkeypatch:
     resume = threading.Event()
     monkeypatch.setattr(Checkpoints, "write", lambda *_: resume.wait(60))
     try:
-        with pytest.raises(StopError, match=r"asked to stop, and there is no checkpoint: .* for 0.1 s; later steps are lost"):
+        with pytest.raises(UnsavedStopError, match=r"asked to stop, and there is no checkpoint: .* for 0.1 s; later steps are lost"):
             run(tmp_path, Waiting, stop_after=10, grace_period=0.2)
     finally:
         resume.set()
@@ -296,7 +296,7 @@ def run(
 
 def test_training_does_not_start_if_no_checkpoint_fits(disk: Path) -> None:
     fill(disk)
-    with pytest.raises(NoSpaceError, match=r"has 0 bytes free, and a checkpoint of this model takes .* not one can be saved"):
+    with pytest.raises(CannotSaveError, match=r"has 0 bytes free, and a checkpoint of this model takes .* not one can be saved"):
         train(disk, 20, {})
 
 
@@ -314,7 +314,7 @@ def test_training_does_not_start_if_no_checkpoint_can_be_written(disk: Path) -> 
         (disk, "is read-only, and not one checkpoint can be saved"),
         (disk / "run", "cannot be made: Read-only file system"),
     ):
-        with pytest.raises(NoSpaceError, match=message):
+        with pytest.raises(CannotSaveError, match=message):
             train(run_dir, 20, {})
 
 

@@ -111,7 +111,7 @@ class ExportedModel:
         Raises:
             OSError: the disk does not take it, or not in time.
             PeerLostError: a server is gone.
-            NotFiniteError: rows are not finite.
+            NonFiniteError: rows are not finite.
         """
         for _ in self._pieces(destination / FORMATS[_FORMAT][0]):
             silent, self._progress_at = time.monotonic() - self._progress_at, time.monotonic()

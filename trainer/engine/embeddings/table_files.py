@@ -27,7 +27,7 @@ _ERRNOS = {os.strerror(number): number for number in errno.errorcode}
 _ATTRIBUTE = ".ATTRIBUTES/VARIABLE_VALUE"
 
 
-class NotFiniteError(Exception):
+class NonFiniteError(Exception):
     """Rows to be saved are not finite; such rows are never saved."""
 
 
@@ -164,7 +164,7 @@ class StreamedCheckpoint(InMemoryCheckpoint):
             rows = self.tables.read(row_range)
             # Workers continue after the dense variables were checked. The first row, too, may have become nan only now: it stays nan.
             if not tf.reduce_all(tf.math.is_finite(rows)):
-                raise NotFiniteError(f"rows of the layer {row_range.table.name} are not finite")
+                raise NonFiniteError(f"rows of the layer {row_range.table.name} are not finite")
             skipped = 1 if row_range.first == 0 else 0  # the dense part has the first row
             if row_range.count == skipped:
                 continue

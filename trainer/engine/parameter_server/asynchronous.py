@@ -17,10 +17,10 @@ from trainer.engine.parameter_server.worker_pool import (
     Connection,
     Result,
     constant,
-    not_finite,
+    non_finite,
     translate_peer_errors,
 )
-from trainer.engine.session import CallProgress, NotFinite
+from trainer.engine.session import CallProgress, NonFinite
 from trainer.engine.train_config import TrainConfig
 from trainer.workloads.protocol import Workload
 
@@ -43,12 +43,12 @@ class AsynchronousSession(ServerSession):
         super().begin_at(step)
         self._scheduled = self._reported_step = step
 
-    def flush(self) -> NotFinite | None:
+    def flush(self) -> NonFinite | None:
         """See Session.flush: wait for the calls that workers still compute; the next `run` reports them."""
         began = time.perf_counter()
         self._flushed += self._take_all()
         self._flush_seconds += time.perf_counter() - began
-        return not_finite(self._flushed)
+        return non_finite(self._flushed)
 
     def run(self, steps: int, *, stop: bool = False, finish: bool = False, next_steps: int = 0) -> CallProgress:
         """Run until the global step is at least `steps` beyond the one that the last `run` reported; see Session.run.
@@ -66,7 +66,7 @@ class AsynchronousSession(ServerSession):
                 self._step = max(self._step, result.global_step)
                 results.append(result)
         stop = stop or self._stop_requested()
-        if stop or finish or self._step >= min(self._last_step, self._stop_scheduling_at) or self._first_non_finite(results):
+        if stop or finish or self._step >= min(self._last_step, self._step_limit) or self._note_first_non_finite(results):
             results += self._take_all()
         self._reported_step = self._step
         loss, metrics, workers = self._workers.summarise(results)
@@ -77,11 +77,11 @@ class AsynchronousSession(ServerSession):
             metrics=metrics,
             examples=sum(r.steps for r in results) * self._replica.examples,
             seconds=time.perf_counter() - began,
-            measured=sum(result.steps for result in results),
+            measured_steps=sum(result.steps for result in results),
             stop=stop,
             finish=finish,
             next_steps=next_steps or None,
-            not_finite=not_finite(results),
+            non_finite=non_finite(results),
             workers=workers,
         )
 
@@ -92,7 +92,7 @@ class AsynchronousSession(ServerSession):
     def _fill(self, share: int) -> None:
         if not self._workers.in_flight:  # only the servers know how many steps a lost call has done
             self._step = self._scheduled = self._read_step()
-        last = min(self._last_step, self._stop_scheduling_at)
+        last = min(self._last_step, self._step_limit)
         while self._workers.in_flight < self._workers.count * CALLS_PER_WORKER and self._scheduled < last:
             steps = min(share, last - self._scheduled)
             self._workers.schedule(steps)
@@ -118,7 +118,7 @@ class AsynchronousSession(ServerSession):
             steps=round(done),
             global_step=round(global_step),
             first_non_finite=first_non_finite,
-            weights_not_finite=first_non_finite is not None and not from_finite_weights,
+            weights_non_finite=first_non_finite is not None and not from_finite_weights,
         )
 
     def _make_call(self, seeded_for: int) -> Any:

@@ -21,11 +21,11 @@ from trainer.engine.parameter_server.worker_pool import (
     Result,
     Workers,
     constant,
-    not_finite,
+    non_finite,
     translate_peer_errors,
 )
 from trainer.engine.replica import Replica
-from trainer.engine.session import NotFinite, Session
+from trainer.engine.session import NonFinite, Session
 from trainer.engine.train_config import TrainConfig
 from trainer.settings import Embeddings
 from trainer.workloads.errors import WorkloadError
@@ -81,7 +81,7 @@ class ServerSession(Session):
             if self.tables:
                 self.tables.create()
                 layers.refuse_all_weights(self.model)
-        self._seed, self._stop_scheduling_at = config.seed, config.steps
+        self._seed, self._step_limit = config.seed, config.steps
         self._has_non_finite = False
         first = workload.train_data(Shard(config.batch_size, config.seed, count=connection.workers))
         # In synchronous training every worker takes each step.
@@ -114,21 +114,21 @@ class ServerSession(Session):
             self._state.copy_to_chief()
 
     @abstractmethod
-    def flush(self) -> NotFinite | None:
+    def flush(self) -> NonFinite | None:
         """See Session.flush."""
 
-    def hold(self, step: int) -> None:
-        """See Session.hold."""
-        self._stop_scheduling_at = step
+    def limit_steps(self, step: int) -> None:
+        """See Session.limit_steps."""
+        self._step_limit = step
 
-    def between_steps(self, hooks: Callable[[], bool], *, current: bool = True) -> bool:
-        """See Session.between_steps."""
+    def run_callbacks(self, call: Callable[[], bool], *, current: bool = True) -> bool:
+        """See Session.run_callbacks."""
         if current:
             self.flush()
             self.fetch()
-        before = schedules.constant(self.optimizer)
-        stop = hooks()
-        if (rate := schedules.constant(self.optimizer)) != before:
+        before = schedules.constant_rate(self.optimizer)
+        stop = call()
+        if (rate := schedules.constant_rate(self.optimizer)) != before:
             with translate_peer_errors():
                 self._state.set_rate(rate)
         return stop
@@ -137,12 +137,12 @@ class ServerSession(Session):
         """End the workers' calls; `servers.stop_all` stops the servers."""
         self._workers.close()
 
-    def _first_non_finite(self, results: Iterable[Result]) -> bool:
+    def _note_first_non_finite(self, results: Iterable[Result]) -> bool:
         """Return True once, with the session's first non-finite loss: the caller then waits for the calls of all workers.
 
         A worker that only received the bad weights may report before the one that diverged.
         """
-        first = not self._has_non_finite and not_finite(results) is not None
+        first = not self._has_non_finite and non_finite(results) is not None
         self._has_non_finite |= first
         return first
 

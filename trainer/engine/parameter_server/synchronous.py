@@ -21,7 +21,7 @@ from trainer.engine.parameter_server.worker_pool import (
     Connection,
     Result,
     constant,
-    not_finite,
+    non_finite,
     translate_peer_errors,
 )
 from trainer.engine.session import CallProgress, PeerLostError
@@ -59,9 +59,9 @@ class SynchronousSession(ServerSession):
     def flush(self) -> None:
         """Do nothing: no round outlasts `run`."""
 
-    def between_steps(self, hooks: Callable[[], bool], *, current: bool = True) -> bool:
-        """See Session.between_steps. Workers wait for the next round; if none follows, their calls are ended."""
-        stop = super().between_steps(hooks, current=current)
+    def run_callbacks(self, call: Callable[[], bool], *, current: bool = True) -> bool:
+        """See Session.run_callbacks. Workers wait for the next round; if none follows, their calls are ended."""
+        stop = super().run_callbacks(call, current=current)
         if stop:
             self._end_calls()
         return stop
@@ -78,7 +78,7 @@ class SynchronousSession(ServerSession):
         self._step += steps - max(remaining)
         stop = stop or self._stop_requested()
         self._results += self._workers.drain()
-        if stop or finish or self._step >= min(self._last_step, self._stop_scheduling_at) or self._first_non_finite(self._results):
+        if stop or finish or self._step >= min(self._last_step, self._step_limit) or self._note_first_non_finite(self._results):
             self._end_calls()
         results, self._results = self._results, []
         loss, metrics, workers = self._workers.summarise(results)
@@ -89,11 +89,11 @@ class SynchronousSession(ServerSession):
             metrics=metrics,
             examples=(self._step - before) * self._needed * self._replica.examples,
             seconds=time.perf_counter() - began,
-            measured=sum(result.steps for result in results),
+            measured_steps=sum(result.steps for result in results),
             stop=stop,
             finish=finish,
             next_steps=next_steps or None,
-            not_finite=not_finite(results),
+            non_finite=non_finite(results),
             dropped=self._dropped,
             workers=workers,
         )

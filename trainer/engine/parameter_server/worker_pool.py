@@ -18,7 +18,7 @@ from trainer.engine.connections import unreachable
 from trainer.engine.parameter_server import server_watch
 from trainer.engine.parameter_server.server_watch import ServerWatch
 from trainer.engine.parameter_server.servers import disable_blocking_enqueue
-from trainer.engine.session import NotFinite, PeerLostError, WorkerProgress, cause
+from trainer.engine.session import NonFinite, PeerLostError, WorkerProgress, cause
 from trainer.socket_filter import restricting_to_loopback
 from trainer.tf_config import TaskConfig
 
@@ -181,7 +181,7 @@ class CallResult:
     """Result of a call: `totals`, float32 [Measures.width], are sums over its `steps`.
 
     `global_step` is the cluster's after the call, `waited` the seconds that it waited for others' gradients, if it reports that; `first_non_finite`
-    is the first global step whose loss was not finite, `weights_not_finite` whether weights that were not finite caused each such loss, `payload`
+    is the first global step whose loss was not finite, `weights_non_finite` whether weights that were not finite caused each such loss, `payload`
     any other result for the chief.
     """
 
@@ -190,7 +190,7 @@ class CallResult:
     global_step: int = 0
     waited: float | None = None
     first_non_finite: int | None = None
-    weights_not_finite: bool = False
+    weights_non_finite: bool = False
     payload: Any = None
 
 
@@ -202,14 +202,14 @@ class Result(CallResult):
     seconds: float
 
 
-def not_finite(results: Iterable[Result]) -> NotFinite | None:
+def non_finite(results: Iterable[Result]) -> NonFinite | None:
     """Return the first loss that was not finite, by global step, preferring one from finite weights; None if all were finite."""
-    non_finite = [
-        (result.weights_not_finite, NotFinite(result.first_non_finite, f"worker-{result.worker}"))
+    found = [
+        (result.weights_non_finite, NonFinite(result.first_non_finite, f"worker-{result.worker}"))
         for result in results
         if result.first_non_finite is not None
     ]
-    return min(non_finite)[1] if non_finite else None
+    return min(found)[1] if found else None
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ import tensorflow as tf
 
 from trainer.engine.parameter_server import asynchronous
 from trainer.engine.parameter_server.asynchronous import AsynchronousSession
-from trainer.engine.parameter_server.worker_pool import Assignment, Connection, Result, Workers, is_lost_worker_error, not_finite
-from trainer.engine.session import NotFinite
+from trainer.engine.parameter_server.worker_pool import Assignment, Connection, Result, Workers, is_lost_worker_error, non_finite
+from trainer.engine.session import NonFinite
 
 
 @dataclass(frozen=True)
@@ -58,26 +58,26 @@ def test_an_error_that_names_a_task_or_is_of_another_kind_is_left_to_the_coordin
 
 
 def test_the_worker_whose_weights_were_finite_is_named() -> None:
-    def first_non_finite(worker: int, step: int, *, weights_not_finite: bool = False) -> Result:
+    def first_non_finite(worker: int, step: int, *, weights_non_finite: bool = False) -> Result:
         totals = np.zeros(2, np.float32)
-        return Result(worker=worker, seconds=1.0, steps=4, totals=totals, first_non_finite=step, weights_not_finite=weights_not_finite)
+        return Result(worker=worker, seconds=1.0, steps=4, totals=totals, first_non_finite=step, weights_non_finite=weights_non_finite)
 
-    assert not_finite([result(0, 4, 0.0, 0.0)]) is None
-    assert not_finite([first_non_finite(0, 122, weights_not_finite=True), first_non_finite(1, 130)]) == NotFinite(130, "worker-1")
-    assert not_finite([first_non_finite(1, 61), first_non_finite(0, 62)]) == NotFinite(61, "worker-1")
+    assert non_finite([result(0, 4, 0.0, 0.0)]) is None
+    assert non_finite([first_non_finite(0, 122, weights_non_finite=True), first_non_finite(1, 130)]) == NonFinite(130, "worker-1")
+    assert non_finite([first_non_finite(1, 61), first_non_finite(0, 62)]) == NonFinite(61, "worker-1")
     # The call of the worker with finite weights was lost.
-    assert not_finite([first_non_finite(0, 122, weights_not_finite=True), first_non_finite(2, 120, weights_not_finite=True)]) == NotFinite(
+    assert non_finite([first_non_finite(0, 122, weights_non_finite=True), first_non_finite(2, 120, weights_non_finite=True)]) == NonFinite(
         120, "worker-2"
     )
 
 
 @pytest.mark.parametrize(
-    "from_finite_weights,finite_steps,first,weights_not_finite",
+    "from_finite_weights,finite_steps,first,weights_non_finite",
     [(0, 4, None, False), (1, 2, 13, False), (0, 0, 11, True)],
     ids=["all finite", "weights finite", "weights not finite"],
 )
 def test_a_call_reports_its_first_loss_that_is_not_finite_and_whether_its_weights_were(
-    from_finite_weights: int, finite_steps: int, first: int | None, weights_not_finite: bool, monkeypatch: pytest.MonkeyPatch
+    from_finite_weights: int, finite_steps: int, first: int | None, weights_non_finite: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(asynchronous, "constant", tf.constant)  # on this process's device: there is no chief
     session = object.__new__(AsynchronousSession)
@@ -86,4 +86,4 @@ def test_a_call_reports_its_first_loss_that_is_not_finite_and_whether_its_weight
     monkeypatch.setattr(session, "_call", lambda *_: numbers, raising=False)
     call = session._run(None, steps, Assignment(0, first=False))
     assert (call.steps, call.global_step) == (steps, global_step)
-    assert (call.first_non_finite, call.weights_not_finite) == (first, weights_not_finite)
+    assert (call.first_non_finite, call.weights_non_finite) == (first, weights_non_finite)
