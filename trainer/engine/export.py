@@ -84,12 +84,13 @@ class BestModel:
             WorkloadError: the settings' metric is none of `names`, or it is not known whether more or less of it is better.
         """
         self._export = export
-        self._goal = None if names is None else _goal(export, names)  # None until the first evaluation shows the names
+        # None until the first evaluation shows the names.
+        self._metric_and_mode = None if names is None else _metric_and_mode(export, names)
         self._share = share
         self._files = _ModelWriter(export, run_dir, BEST, model, report, tables)
         self._can_wait = tables is None
         self._waiting: _Candidate | None = None
-        self.is_known = False  # whether this attempt, once it has evaluated, knows of a best model, written or not
+        self.has_best = False  # whether this attempt, once it has evaluated, knows of a best model, written or not
 
     def offer(
         self, step: int, metrics: Mapping[str, float], weights: Sequence[keras.Variable], stop_requested: Callable[[], bool] = lambda: False
@@ -98,7 +99,7 @@ class BestModel:
 
         An export that blocks training is waited for, until a stop is requested.
         """
-        metric, mode = self._goal = self._goal or _goal(self._export, tuple(metrics))
+        metric, mode = self._metric_and_mode = self._metric_and_mode or _metric_and_mode(self._export, tuple(metrics))
         value = metrics[metric]
         if not self._can_wait:
             self._waiting = None  # its rows on the servers have changed since then
@@ -107,15 +108,15 @@ class BestModel:
             self._waiting = _Candidate(step, value, dict(metrics), [keras.ops.convert_to_numpy(w) for w in weights])
         if self._files.is_idle and time.monotonic() >= self._files.began + (self._files.ended - self._files.began) / self._share:
             self._save()
-        self.is_known = self._files.value(metric, mode) is not None or (self._can_wait and self._waiting is not None)
+        self.has_best = self._files.value(metric, mode) is not None or (self._can_wait and self._waiting is not None)
         self._files.complete(stop_requested)
 
     def _save(self) -> None:
         """Save the model that waits, unless the previous one is still to be written. An error is only reported as a notice: training continues."""
         candidate = self._waiting
-        if candidate is None or self._goal is None or not self._files.is_idle:
+        if candidate is None or self._metric_and_mode is None or not self._files.is_idle:
             return
-        metric, mode = self._goal
+        metric, mode = self._metric_and_mode
         facts = {"step": candidate.step, "metric": metric, "mode": mode, "value": candidate.value, "metrics": candidate.metrics}
         if self._files.save(facts, candidate.weights):
             self._waiting = None
@@ -125,21 +126,21 @@ class BestModel:
         end = time.monotonic() + seconds
         self._files.wait(lambda: end)
 
-    def finish(self, until: Callable[[], float], step: int | None = None, *, finished: bool) -> None:
+    def finish(self, deadline: Callable[[], float], step: int | None = None, *, finished: bool) -> None:
         """Write the model that waits, and report the best one if an earlier attempt has written it.
 
-        `until` returns the deadline, by time.monotonic. If `step` is that of the last offer, the rows of sharded tables have not changed
+        `deadline` returns it, by time.monotonic. If `step` is that of the last offer, the rows of sharded tables have not changed
         since.
 
         Raises:
             PeerLostError: the run has `finished`, and a server is gone that has rows of the model: the next attempt exports it.
         """
         is_wanted = self._waiting is not None and (self._can_wait or self._waiting.step == step)
-        self._files.wait(until, retried=_LAST_RETRY if is_wanted else 0.0)
+        self._files.wait(deadline, retried=_LAST_RETRY if is_wanted else 0.0)
         with _reporting_peer_loss(finished, self._files.notify):
             if is_wanted:
                 self._save()
-            self._files.close(until)
+            self._files.close(deadline)
         if is_wanted and self._waiting:
             self._files.notify(
                 f"the best model, of step {self._waiting.step}, is not exported: the one before it could not be written in time"
@@ -153,7 +154,7 @@ def write_last(
     metrics: Mapping[str, float],
     model: keras.Model,
     report: Reporter,
-    until: Callable[[], float],
+    deadline: Callable[[], float],
     *,
     finished: bool,
     tables: Tables | None = None,
@@ -168,7 +169,7 @@ def write_last(
     weights = [keras.ops.convert_to_numpy(w) for w in model.weights]
     with _reporting_peer_loss(finished, files.notify):
         files.save({"step": step, "metric": None, "mode": None, "value": None, "metrics": dict(metrics)}, weights)
-        files.close(until)
+        files.close(deadline)
 
 
 @contextmanager
@@ -282,10 +283,10 @@ class _ModelWriter:
         """Whether everything that was saved is written."""
         return self._writer.is_idle
 
-    def wait(self, until: Callable[[], float], *, retried: float = 0.0) -> None:
-        """Wait until everything is written, or the deadline that `until` returns; for failed writes only `retried` seconds."""
+    def wait(self, deadline: Callable[[], float], *, retried: float = 0.0) -> None:
+        """Wait until everything is written, or `deadline`; for failed writes only `retried` seconds."""
         retry_until = time.monotonic() + retried
-        while not self.is_idle and (now := time.monotonic()) < until():
+        while not self.is_idle and (now := time.monotonic()) < deadline():
             failing = self._writer.is_failing
             if failing and now >= retry_until:
                 return
@@ -296,13 +297,13 @@ class _ModelWriter:
         while not self.is_idle and self._saved is not None and self._saved.blocks_training(stop_requested):
             self._writer.wait(_POLL_INTERVAL)
 
-    def close(self, until: Callable[[], float]) -> None:
+    def close(self, deadline: Callable[[], float]) -> None:
         """Wait until everything is written, and report the model that an earlier attempt has written if this one has written none.
 
         Raises:
             PeerLostError: a server is gone that had rows of the last model.
         """
-        self.wait(until, retried=_LAST_RETRY)
+        self.wait(deadline, retried=_LAST_RETRY)
         self._writer.close(0.0)
         if not self._has_written and isinstance(self._written_facts.get("step"), int):
             self._report_exported(self._written_facts)
@@ -345,7 +346,7 @@ def _clear(root: Path, name: str, *keep: Path | None) -> None:
             path.unlink(missing_ok=True)
 
 
-def _goal(export: Export, names: Sequence[str]) -> tuple[str, str]:
+def _metric_and_mode(export: Export, names: Sequence[str]) -> tuple[str, str]:
     metric = export.metric or ("accuracy" if "accuracy" in names else "loss")
     if metric not in names:
         raise WorkloadError(f"train.export.metric is {metric!r}; expected one of {', '.join(names)}, which this workload measures")

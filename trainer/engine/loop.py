@@ -28,7 +28,7 @@ from trainer.workloads.protocol import Agent, Workload, WritesStartSummaries, Wr
 
 _EXPORT_SHARE = 0.1  # the largest fraction of the time that exports of the best model take before the end
 _OPTIONAL_FIELDS = ("input_wait", "peer_wait", "dropped")
-_NAMED = 8  # weights that a notice names
+_MAX_NAMES = 8  # weights that a notice names
 _RECORD_INTERVAL = 10.0  # seconds after which run.json says again that the run is alive
 
 _WRITE_TIMEOUT = 1.0  # seconds to wait until an evaluation is written: early stopping reads the file
@@ -242,7 +242,7 @@ class _Chief:
         if not self._reported and (names := self._session.without_gradient):
             self._report(
                 "notice",
-                message=f"these trainable weights stay as they are, since the loss has no gradient to them: {join_names(names, _NAMED)}; "
+                message=f"these trainable weights stay as they are, since the loss has no gradient to them: {join_names(names, _MAX_NAMES)}; "
                 "if that is intended, set `trainable = False` on their layers",
             )
         for rate in (self._reported_rate, self._written_rate):
@@ -293,10 +293,10 @@ class _Chief:
         self._report.heartbeat("saving", step=step)
         self.saver.complete(self._own_stop_requested, stopping=stopping, since=began)
         if finished or stopping:
-            until = self._export_until(began if stopping else None)
+            deadline = self._export_deadline(began if stopping else None)
             if self._best:  # after the last save, which needs the disk's space more
-                self._best.finish(until, step, finished=finished)
-            self._export_last(step, until, finished=finished)
+                self._best.finish(deadline, step, finished=finished)
+            self._export_last(step, deadline, finished=finished)
         elif self._best and not self._sharded_tables:
             # A server stops: the next attempt resumes with this model. To write rows takes too long.
             self._best.wait(_LAST_WRITES_TIMEOUT)
@@ -304,26 +304,26 @@ class _Chief:
         self._update_record("succeeded" if finished else "stopped", step, metrics=self._metrics, ended_early=early)
         return TrainingOutcome(step, finished, self._metrics, early)
 
-    def _export_until(self, stop_at: float | None) -> Callable[[], float]:
+    def _export_deadline(self, stop_at: float | None) -> Callable[[], float]:
         """Return a function for the deadline of exports: the save timeout from now, cut to the grace period once a stop is requested (earlier: `stop_at`)."""
         end = time.monotonic() + self._timeouts.timeout if stop_at is None else stop_at + self._timeouts.stop
 
-        def until() -> float:
+        def deadline() -> float:
             nonlocal stop_at, end
             if stop_at is None and self._own_stop_requested():
                 stop_at = time.monotonic()
                 end = min(end, stop_at + self._timeouts.stop)
             return end
 
-        return until
+        return deadline
 
-    def _export_last(self, step: int, until: Callable[[], float], *, finished: bool) -> None:
+    def _export_last(self, step: int, deadline: Callable[[], float], *, finished: bool) -> None:
         """Export the model as it is if there is no best one: nothing was evaluated yet, or no evaluation gave a number."""
-        evaluated = self._best.is_known if self._best else finished  # by the evaluator, which waits for the last checkpoint
+        evaluated = self._best.has_best if self._best else finished  # by the evaluator, which waits for the last checkpoint
         if self._export and not evaluated and self._divergence.may_save(step):
             with moving_averages.shown(self._session.model, self._session.optimizer):
                 model, run_dir, tables = self._session.model, self._config.run_dir, self._sharded_tables
-                write_last(self._export, run_dir, step, self._metrics, model, self._report, until, finished=finished, tables=tables)
+                write_last(self._export, run_dir, step, self._metrics, model, self._report, deadline, finished=finished, tables=tables)
 
     def _report_progress(self, progress: CallProgress) -> None:
         examples_per_second, seconds_per_step = self._reported_rate.take()

@@ -17,7 +17,7 @@ from trainer.workloads.protocol import HasTrainStep, Shard, Workload
 # (state from the batch before, inputs, targets) -> (measures, gradients, state for the next batch)
 Differentiate = Callable[[Sequence[tf.Tensor], Any, Any], tuple[tf.Tensor, list[Any], list[tf.Tensor]]]
 
-_NAMED = 8  # variables that a message names
+_MAX_NAMES = 8  # variables that a message names
 
 
 def _call_directly(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
@@ -197,7 +197,7 @@ class Replica:
         changed = [v.path for v in without if is_ftrl or weight_decay.applies(self._optimizer, v)]
         if changed:
             raise WorkloadError(
-                f"{self._name}: the loss has no gradient to {join_names(changed, _NAMED)}, and on parameter_server the optimizer "
+                f"{self._name}: the loss has no gradient to {join_names(changed, _MAX_NAMES)}, and on parameter_server the optimizer "
                 f"{type(self._optimizer).__name__} would change them nevertheless; set `trainable = False` on their layers"
             )
 

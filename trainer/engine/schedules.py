@@ -12,9 +12,9 @@ from trainer.settings import LearningRate
 
 @keras.saving.register_keras_serializable("trainer")
 class Schedule(keras.optimizers.schedules.LearningRateSchedule):
-    """rate(step) = initial x warm-up(step) x fall(step - warm-up steps), with step counted from 0.
+    """rate(step) = initial x warm-up(step) x decay(step - warm-up steps), with step counted from 0.
 
-    `initial` is the rate that falls; `decay_steps` of cosine and linear is filled in. Formulas, with
+    `initial` is the rate that decays; `decay_steps` of cosine and linear is filled in. Formulas, with
     p = min(step / decay_steps, 1): cosine final + (1 - final)(1 + cos(pi p))/2 (Loshchilov and Hutter 2016,
     without restarts); linear 1 - (1 - final) p; exponential decay_rate^(step / decay_steps); piecewise the factor
     of the last boundary that was passed.
@@ -28,10 +28,10 @@ class Schedule(keras.optimizers.schedules.LearningRateSchedule):
         """Return the learning rate of `step`, a float32 scalar."""
         step = tf.cast(step, tf.float32)
         warmup = float(self._settings.warmup_steps)
-        fallen = self._initial * self._fall(tf.maximum(step - warmup, 0.0))
-        return tf.where(step < warmup, self._initial * (step + 1.0) / max(warmup, 1.0), fallen)
+        decayed = self._initial * self._decay(tf.maximum(step - warmup, 0.0))
+        return tf.where(step < warmup, self._initial * (step + 1.0) / max(warmup, 1.0), decayed)
 
-    def _fall(self, step: tf.Tensor) -> tf.Tensor:
+    def _decay(self, step: tf.Tensor) -> tf.Tensor:
         settings = self._settings
         final = settings.final or 0.0
         passed = step / float(settings.decay_steps or 1)

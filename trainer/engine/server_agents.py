@@ -20,7 +20,7 @@ from trainer.engine.parameter_server.worker_pool import (
     Assignment,
     CallResult,
     Connection,
-    Result,
+    WorkerResult,
     Workers,
     constant,
     translate_peer_errors,
@@ -29,7 +29,7 @@ from trainer.engine.session import WorkerProgress
 from trainer.engine.train_config import TrainConfig
 from trainer.workloads.protocol import Agent
 
-_CHIEF = "/job:chief/replica:0/task:0"  # any of its devices: TensorFlow takes its GPU if it has one
+_CHIEF_TASK = "/job:chief/replica:0/task:0"  # any of its devices: TensorFlow takes its GPU if it has one
 
 
 @dataclass(frozen=True)
@@ -49,13 +49,13 @@ class ServerAgentSession(AgentSession):
 
     def __init__(self, agent: Agent, config: TrainConfig, connection: Connection, stop_requested: Callable[[], bool]) -> None:
         with translate_peer_errors():
-            with tf.device(_CHIEF):
+            with tf.device(_CHIEF_TASK):
                 super().__init__(agent, config, stop_requested)
             self._packs = packing.lay_out(self.model.trainable_variables, connection.servers, flattened=True)
             self._published = [self._server_variable(pack) for pack in self._packs]
         self._players = count()
         self._call = self._make_call()
-        self._results: list[Result] = []
+        self._results: list[WorkerResult] = []
         self._workers = Workers(connection, self._player, self._play, _Measures(tuple(agent.play_metrics)), stop_requested)
 
     def close(self) -> None:
@@ -67,7 +67,7 @@ class ServerAgentSession(AgentSession):
             return tf.Variable(self._joined(pack))
 
     def _joined(self, pack: packing.Pack) -> tf.Tensor:
-        with tf.device(_CHIEF):
+        with tf.device(_CHIEF_TASK):
             return pack.join([tf.convert_to_tensor(self.model.trainable_variables[i].value) for i in pack.members])
 
     def _publish(self) -> None:

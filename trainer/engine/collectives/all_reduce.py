@@ -22,7 +22,7 @@ from trainer.workloads.errors import WorkloadError
 _DEVICE_GROUP_KEY, _CPU_GROUP_KEY = 1, 2  # of the devices that train, and of a CPU in each task
 # Instance keys, one per call site. Each data type of gradients has its own, and so has each vector of a broadcast.
 _GRADIENTS, _CONTROL, _ENDPOINTS, _CONNECTED, _COMPATIBLE, _NUMBERS, _BARRIER, _FIRST_OF_BROADCAST = 1, 2, 3, 4, 5, 6, 100, 101
-_NAMED = 5  # tasks that a message names
+_MAX_NAMES = 5  # tasks that a message names
 _CONNECT_TIMEOUT = 15.0  # seconds for all tasks to connect to each other
 
 _BROADCAST_BYTES = 1 << 25  # of variables that are broadcast at once
@@ -106,7 +106,7 @@ class AllReduce:
         has_gpu = answers % 2
         if 0 < has_gpu.sum() < self.size:
             without, having = (
-                join_names([name for name, has in zip(names, has_gpu, strict=True) if bool(has) is wanted], _NAMED)
+                join_names([name for name, has in zip(names, has_gpu, strict=True) if bool(has) is wanted], _MAX_NAMES)
                 for wanted in (False, True)
             )
             raise WorkloadError(
@@ -168,8 +168,8 @@ class AllReduce:
         means, waits = [], []
         for vector in vectors:
             short = self._to_wire(vector)
-            sums = short.dtype if short.dtype.size > tf.float16.size else tf.float32
-            mean, waited = tf.numpy_function(tcp.mean, [short], [sums, tf.float32])
+            sum_dtype = short.dtype if short.dtype.size > tf.float16.size else tf.float32
+            mean, waited = tf.numpy_function(tcp.mean, [short], [sum_dtype, tf.float32])
             means.append(tf.cast(tf.ensure_shape(mean, vector.shape), vector.dtype))
             waits.append(tf.ensure_shape(waited, []))
         return means, tf.add_n(waits) if clock.is_allowed() else clock.since(clock.now())
@@ -227,7 +227,7 @@ class AllReduce:
         others = [name for name, its in zip(self.names, forms, strict=True) if its != forms[0]]
         if others:
             raise WorkloadError(
-                f"{join_names(others, _NAMED)} and {self.names[0]} make models of different variables. "
+                f"{join_names(others, _MAX_NAMES)} and {self.names[0]} make models of different variables. "
                 "Give all tasks the same code, and let it make the same model in each"
             )
 
@@ -284,7 +284,7 @@ def _check_versions(names: Sequence[str], numbers: Sequence[int]) -> None:
     if len(set(numbers)) == 1:
         return
     having = {
-        number: join_names([name for name, its in zip(names, numbers, strict=True) if its == number], _NAMED)
+        number: join_names([name for name, its in zip(names, numbers, strict=True) if its == number], _MAX_NAMES)
         for number in dict.fromkeys(numbers)
     }
     raise WorkloadError(

@@ -16,8 +16,8 @@ from trainer.tf_config import split_address
 MAX_TASKS = 64  # each connects to every other; for more of them, a ring costs less
 _HANDSHAKE_TIMEOUT = 2.0  # seconds in which a task that connects has to identify itself
 _RETRY_INTERVAL = 0.05  # seconds between tries to connect
-TOKEN = 16  # bytes
-_HANDSHAKE = struct.Struct(f"!{TOKEN}sI")  # the listener's token, the index of the task that connects
+_TOKEN_BYTES = 16  # bytes
+_HANDSHAKE = struct.Struct(f"!{_TOKEN_BYTES}sI")  # the listener's token, the index of the task that connects
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Endpoint:
     """The data that a task's peers need to connect to it: where it listens, and a secret that only they get."""
 
     port: int
-    token: bytes  # [TOKEN]
+    token: bytes  # [_TOKEN_BYTES]
 
 
 class Listener:
@@ -41,7 +41,7 @@ class Listener:
             self._socket = listen(host, 0 if is_loopback(address) else (port + 1) % 2**16, MAX_TASKS)
         except OSError:
             self._socket = listen(host, 0, MAX_TASKS)
-        self.endpoint = Endpoint(self._socket.getsockname()[1], secrets.token_bytes(TOKEN))
+        self.endpoint = Endpoint(self._socket.getsockname()[1], secrets.token_bytes(_TOKEN_BYTES))
 
     def connect(self, index: int, hosts: Sequence[str], endpoints: Sequence[Endpoint], seconds: float) -> dict[int, socket.socket] | None:
         """Connect this task, `index`, with each other one; return peer -> connection, None if not all are reached in `seconds`.
@@ -95,7 +95,7 @@ def _connect(index: int, host: str, endpoints: Sequence[Endpoint], peer: int, de
             connection = socket.create_connection((host, endpoints[peer].port), timeout=remaining)
             with contextlib.suppress(OSError):
                 connection.sendall(_HANDSHAKE.pack(endpoints[peer].token, index))
-                if hmac.compare_digest(_receive(connection, TOKEN, deadline), endpoints[index].token):
+                if hmac.compare_digest(_receive(connection, _TOKEN_BYTES, deadline), endpoints[index].token):
                     return connection
             connection.close()
         time.sleep(_RETRY_INTERVAL)

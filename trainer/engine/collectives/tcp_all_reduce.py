@@ -24,7 +24,7 @@ Vector = np.ndarray[tuple[int], np.dtype[np.generic]]
 Array = np.ndarray[Any, np.dtype[Any]]
 Result = TypeVar("Result")
 
-_HUB_BYTES = 2**19  # the most that the first task receives to add up by itself; with more, all others would wait for it
+_ROOT_BYTES = 2**19  # the most that the first task receives to add up by itself; with more, all others would wait for it
 _PAIR = 2
 _POLL_INTERVAL = 1.0  # seconds of silence between checks whether all peers are there
 _ALIGNED = 64  # bytes; TensorFlow takes an array so aligned as it is, and copies others (EIGEN_MAX_ALIGN_BYTES)
@@ -115,10 +115,10 @@ class TcpAllReduce:
         return _mean([vector, piece], divisor)  # of two, the order does not change the sum
 
     def _reduce_by_size(self, vector: Vector, divisor: int) -> Vector:
-        reduce = self._reduce_by_hub if vector.nbytes * len(self._peers) <= _HUB_BYTES else self._reduce_scattered
+        reduce = self._reduce_at_root if vector.nbytes * len(self._peers) <= _ROOT_BYTES else self._reduce_scattered
         return reduce(vector, divisor)
 
-    def _reduce_by_hub(self, vector: Vector, divisor: int) -> Vector:
+    def _reduce_at_root(self, vector: Vector, divisor: int) -> Vector:
         if self._index:
             result = _aligned(vector.size, _sum_type(vector.dtype))
             self._send(0, vector)

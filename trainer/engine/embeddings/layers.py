@@ -20,7 +20,7 @@ from trainer.workloads.errors import WorkloadError
 # Rows of a table for a tensor of ids of any shape.
 Rows = Callable[["Table", tf.Tensor], tf.Tensor]
 
-_NAMED = 4  # layers in a message
+_MAX_NAMES = 4  # layers in a message
 INITIAL_ROWS = "_initial_rows"  # the attribute of a layer with the initial rows that the model gives it
 _WEIGHTS = 6  # index of `weights` among the arguments of Keras's layer
 # Options of Keras's layer that need the whole matrix -> why.
@@ -96,7 +96,7 @@ def bytes_of(layer: keras.layers.Embedding) -> int:
 
 def described(layers: Sequence[keras.layers.Embedding]) -> str:
     """Return names and sizes of the largest of these layers."""
-    largest = sorted(layers, key=lambda layer: -bytes_of(layer))[:_NAMED]
+    largest = sorted(layers, key=lambda layer: -bytes_of(layer))[:_MAX_NAMES]
     named = [f"{layer.name} ({layer.input_dim:,} x {layer.output_dim}, {byte_size(bytes_of(layer))})" for layer in largest]
     return ", ".join([*named, *([f"and {len(layers) - len(largest)} more"] if len(layers) > len(largest) else [])])
 

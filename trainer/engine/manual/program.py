@@ -22,7 +22,7 @@ from trainer import error_file
 from trainer.engine import peer_wait
 from trainer.engine.cadence import REPORT_INTERVAL
 from trainer.engine.connections import unreachable
-from trainer.engine.manual.watchdog import ServerWatchdog
+from trainer.engine.manual.watchdog import ProgramWatchdog
 from trainer.engine.run_state import Record
 from trainer.engine.session import PeerLostError, cause
 from trainer.engine.train_config import TrainConfig
@@ -80,7 +80,7 @@ def run(
     record = Record(
         config.run_dir, name=config.run, strategy=config.strategy, workload=config.train.workload, spec_digest=config.spec_digest
     )
-    watch = ServerWatchdog(task.peers(), stop_requested, lambda: record.update("running", progress.step), _make_exit(record, progress))
+    watch = ProgramWatchdog(task.peers(), stop_requested, lambda: record.update("running", progress.step), _make_exit(record, progress))
     watch.start()
     try:
         peer_wait.wait(task, config.strategy, port, lambda: False, config.start_timeout)  # `watch` handles a stop

@@ -25,7 +25,7 @@ Exit = Callable[[ExitCode, str], None]
 
 
 @dataclass
-class ServerWatchdog:
+class ProgramWatchdog:
     """A thread that watches from `start` to `stop`. A server is gone if it accepted no connection for `timeout` seconds.
 
     A server that was never reached does not count as gone: `peer_wait` limits the wait for it.

@@ -15,7 +15,7 @@ from trainer.engine.parameter_server.worker_pool import (
     Assignment,
     CallResult,
     Connection,
-    Result,
+    WorkerResult,
     constant,
     non_finite,
     translate_peer_errors,
@@ -35,7 +35,7 @@ class AsynchronousSession(ServerSession):
         super().__init__(workload, config, connection, stop_requested, replicas=1, per_server=False)
         self._wire = tf.as_dtype(config.train.gradients.wire)
         self._reported_step = self._scheduled = 0
-        self._flushed: list[Result] = []  # results of `flush`, which took `_flush_seconds`
+        self._flushed: list[WorkerResult] = []  # results of `flush`, which took `_flush_seconds`
         self._flush_seconds = 0.0
 
     def begin_at(self, step: int) -> None:
@@ -98,7 +98,7 @@ class AsynchronousSession(ServerSession):
             self._workers.schedule(steps)
             self._scheduled += steps
 
-    def _take_all(self) -> list[Result]:
+    def _take_all(self) -> list[WorkerResult]:
         results = self._workers.take_all()
         self._step = self._read_step()
         return results

@@ -14,13 +14,13 @@ from typing import Any
 def server_class() -> Any:
     """Return `tf.distribute.Server`, imported without the rest of TensorFlow if nothing has imported that yet."""
     if "tensorflow" not in sys.modules:
-        _stand_in("tensorflow")
+        _install_stub("tensorflow")
     from tensorflow.python.training.server_lib import Server
 
     return Server
 
 
-def _stand_in(name: str) -> None:
+def _install_stub(name: str) -> None:
     """Put an empty package in the place of `name`, so that importing a submodule does not run its `__init__`."""
     spec = importlib.util.find_spec(name)
     if spec is None or spec.submodule_search_locations is None:

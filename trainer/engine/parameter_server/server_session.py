@@ -14,11 +14,11 @@ from trainer.engine.embeddings import layers
 from trainer.engine.embeddings.sharded_tables import Tables
 from trainer.engine.parameter_server.state import ServerState
 from trainer.engine.parameter_server.worker_pool import (
-    CHIEF,
+    CHIEF_CPU,
     Assignment,
     CallResult,
     Connection,
-    Result,
+    WorkerResult,
     Workers,
     constant,
     non_finite,
@@ -53,7 +53,7 @@ class ServerSession(Session):
     ) -> None:
         self._last_step, self._stop_requested = config.steps, stop_requested
         with translate_peer_errors():
-            with tf.device(CHIEF):
+            with tf.device(CHIEF_CPU):
                 settings = config.train.embeddings or Embeddings()
                 with layers.sharding(settings):
                     built = model_ops.build(workload, config, replicas)
@@ -137,7 +137,7 @@ class ServerSession(Session):
         """End the workers' calls; `servers.stop_all` stops the servers."""
         self._workers.close()
 
-    def _note_first_non_finite(self, results: Iterable[Result]) -> bool:
+    def _note_first_non_finite(self, results: Iterable[WorkerResult]) -> bool:
         """Return True once, with the session's first non-finite loss: the caller then waits for the calls of all workers.
 
         A worker that only received the bad weights may report before the one that diverged.
@@ -175,7 +175,7 @@ class WorkerCalls:
     def __init__(self, make: Callable[[int], Any]) -> None:
         self._make = make
         self._shared: Any = None
-        self._draws = False
+        self._has_random_ops = False
         self._own: dict[int, Any] = {}
         self._kept_alive: list[Any] = []  # if functions were freed, TensorFlow would remove them from the workers
         self._lock = threading.Lock()
@@ -186,17 +186,17 @@ class WorkerCalls:
         return result
 
     def _traced(self, worker: int) -> Any:
-        return self._own.get(worker) if self._draws else self._shared
+        return self._own.get(worker) if self._has_random_ops else self._shared
 
     def _trace(self, worker: int, arguments: Sequence[Any]) -> Any:
         # One at a time: threads share the model. A trace fails if its worker is lost, and is then repeated.
         with self._lock:
             if self._shared is None:
                 shared = self._make(0)
-                self._draws = _draws(shared.get_concrete_function(*arguments).graph)
-                self._own |= {0: shared} if self._draws else {}
+                self._has_random_ops = _has_random_ops(shared.get_concrete_function(*arguments).graph)
+                self._own |= {0: shared} if self._has_random_ops else {}
                 self._shared = shared
-            if self._draws and worker not in self._own:
+            if self._has_random_ops and worker not in self._own:
                 own = self._make(worker)
                 own.get_concrete_function(*arguments)
                 self._own[worker] = own
@@ -207,7 +207,7 @@ class WorkerCalls:
         self._kept_alive.append(self._own.pop(worker, None))
 
 
-def _draws(graph: Any) -> bool:
+def _has_random_ops(graph: Any) -> bool:
     """Return whether a graph has operations of tf.random, in its functions as well."""
     definition = graph.as_graph_def()
     return any("seed2" in node.attr for node in chain(definition.node, nodes_of_functions(definition)))

@@ -41,8 +41,8 @@ class PackGroup:
             # An optimizer that has taken steps before the run, e.g. that of a loaded model, is ahead of the global step.
             has_taken_steps = bool(optimizer.iterations.numpy())
             self._ahead = tf.Variable(0, dtype=tf.int64) if has_taken_steps else None
-            self._counts = not has_taken_steps and fused_updates.fuses(self.optimizer, self.variables)
-            self.step = self.optimizer.iterations.value if self._counts else tf.Variable(0, dtype=tf.int64)
+            self._iterations_are_steps = not has_taken_steps and fused_updates.fuses(self.optimizer, self.variables)
+            self.step = self.optimizer.iterations.value if self._iterations_are_steps else tf.Variable(0, dtype=tf.int64)
 
     def _build_slots(self) -> None:
         # Keras creates a slot on the current device, so each server's are created under its device.
@@ -70,7 +70,7 @@ class PackGroup:
         """Update the variables, on the servers, with one gradient per pack; counts a step."""
         with tf.device(device(self.server)):
             fused_updates.apply(self.optimizer, gradients, self.variables)
-            if not self._counts:
+            if not self._iterations_are_steps:
                 iterations = self.optimizer.iterations.value
                 ahead = 0 if self._ahead is None else self._ahead
                 iterations.assign(tf.cast(self.step.assign_add(1) + ahead, iterations.dtype))

@@ -2,7 +2,7 @@
 
 A worker sends its gradient and gets the new values in reply, one message each way. A request names the worker and the
 step of its gradient. In a round, the first `needed` gradients of the current step are added up on the server; then their
-mean is applied once and those workers get the new values. A gradient of an older step came too late: it is dropped and
+mean is applied once and those workers get the new values. A gradient of an older step is stale: it is dropped and
 counted, and its worker gets the current values at once. So with fewer `needed` than workers a slow worker delays no
 other. Every worker has at most one reply to wait for.
 """
@@ -17,7 +17,7 @@ from trainer.engine.embeddings.sharded_tables import RowGradients, Tables
 from trainer.engine.parameter_server.state import PackGroup, device
 
 _FIRST_REQUEST = -1  # instead of the step: a worker's first request, without a gradient
-LAST = -2  # instead of the step: a worker's last request, which gets no reply
+LAST_REQUEST = -2  # instead of the step: a worker's last request, which gets no reply
 _ENDED = -1  # instead of the step of a reply: there is nothing more to compute
 _NEVER = -3  # a step that no gradient has
 _REQUEST_HEADER, _REPLY_HEADER = 2, 1  # numbers in front of a request (worker, step), and of a reply (step)
@@ -37,22 +37,22 @@ class SyncServer:
         self._table_groups = tables.trained_groups if tables else []
         self._device = device(group.server)
         self._shapes = [tuple(v.value.shape) for v in group.variables] + [tuple(a.shape) for a in non_trainable]
-        self._types = [v.value.dtype for v in group.variables] + [a.dtype for a in non_trainable]
+        self._value_types = [v.value.dtype for v in group.variables] + [a.dtype for a in non_trainable]
         # Gradients of float32 may be sent in a shorter type; changes of `non_trainable` never are.
-        self._sent = [wire if t == tf.float32 and i < len(group.variables) else t for i, t in enumerate(self._types)]
+        self._request_types = [wire if t == tf.float32 and i < len(group.variables) else t for i, t in enumerate(self._value_types)]
         for table_group in self._table_groups:
-            self._sent += [table_group.key_dtype, wire if table_group.dtype == tf.float32 else table_group.dtype]
-        self._replied = [tf.uint8] * max(1, len(self._types))  # only the step if it has nothing else
+            self._request_types += [table_group.key_dtype, wire if table_group.dtype == tf.float32 else table_group.dtype]
+        self._reply_types = [tf.uint8] * max(1, len(self._value_types))  # only the step if it has nothing else
         with tf.device(self._device):
             # Unbounded: a worker that no round waits for must not block. A worker has one request in progress at a time.
-            self._requests = tf.queue.FIFOQueue(-1, [tf.uint8] * len(self._sent))
-            self._replies = [tf.queue.FIFOQueue(-1, self._replied) for _ in range(workers)]
+            self._requests = tf.queue.FIFOQueue(-1, [tf.uint8] * len(self._request_types))
+            self._replies = [tf.queue.FIFOQueue(-1, self._reply_types) for _ in range(workers)]
 
     # Run by workers
 
     def request_values(self, worker: tf.Tensor) -> None:
         """Ask for the current values without a gradient; replies to an earlier process of this worker are discarded."""
-        self._enqueue_request([write_message([worker, tf.constant(_FIRST_REQUEST)], tf.zeros([0])) for _ in self._sent])
+        self._enqueue_request([write_message([worker, tf.constant(_FIRST_REQUEST)], tf.zeros([0])) for _ in self._request_types])
 
     def reply_queue(self, worker: tf.Tensor) -> tf.Tensor:
         """Return the handle of the queue from which `receive` takes this worker's replies."""
@@ -62,10 +62,10 @@ class SyncServer:
     def receive(self, queue: tf.Tensor) -> tuple[tf.Tensor, list[tf.Tensor]]:
         """Wait for a reply; return the step, negative when there is nothing to compute, and the tensors."""
         with tf.device(self._device):
-            parts = tf.raw_ops.QueueDequeueV2(handle=queue, component_types=self._replied)
+            parts = tf.raw_ops.QueueDequeueV2(handle=queue, component_types=self._reply_types)
         parts = [tf.identity(part) for part in parts]
         (step,) = read_numbers(parts[0], _REPLY_HEADER)
-        return step, [read_tensor(p, _REPLY_HEADER, t, s) for p, t, s in zip(parts, self._types, self._shapes, strict=False)]
+        return step, [read_tensor(p, _REPLY_HEADER, t, s) for p, t, s in zip(parts, self._value_types, self._shapes, strict=False)]
 
     def send(self, worker: tf.Tensor, step: tf.Tensor, tensors: Sequence[tf.Tensor], rows: Sequence[RowGradients] = ()) -> None:
         """Send the gradients of `step`, one tensor per pack, the changes of `non_trainable`, and gradients of rows; the reply has new values."""
@@ -73,7 +73,9 @@ class SyncServer:
         for table_group in self._table_groups:
             gradients = by_table_group.get(table_group)
             tensors = [*tensors, *(gradients.of_server(self._group.server) if gradients is not None else table_group.no_rows())]
-        self._enqueue_request([write_message([worker, step], tf.cast(t, sent)) for t, sent in zip(tensors, self._sent, strict=True)])
+        self._enqueue_request(
+            [write_message([worker, step], tf.cast(t, sent)) for t, sent in zip(tensors, self._request_types, strict=True)]
+        )
 
     def _enqueue_request(self, parts: list[tf.Tensor]) -> None:
         with tf.device(self._device):
@@ -83,7 +85,7 @@ class SyncServer:
 
     def interrupt(self) -> None:
         """Let `rounds` return before its last round, and `answering` at once."""
-        self._enqueue_request([write_message([tf.constant(-1), tf.constant(0)], tf.zeros([0])) for _ in self._sent])
+        self._enqueue_request([write_message([tf.constant(-1), tf.constant(0)], tf.zeros([0])) for _ in self._request_types])
 
     def end(self, worker: int) -> None:
         """Notify a worker that there is nothing more to compute."""
@@ -108,8 +110,8 @@ class SyncServer:
             with tf.device(self._device):
                 # No gradient is of this step, so there are never enough.
                 reply = self._reply(tf.cast(self._group.step.read_value(), tf.int32))
-                _, _, late, _ = self._gather(reply, 1, tf.constant(_NEVER))
-                return late
+                _, _, stale, _ = self._gather(reply, 1, tf.constant(_NEVER))
+                return stale
 
         return run
 
@@ -118,7 +120,7 @@ class SyncServer:
 
         def body(done: tf.Tensor, dropped: tf.Tensor, ended: tf.Tensor, reply: list[tf.Tensor]) -> tuple[Any, ...]:
             (now,) = read_numbers(reply[0], _REPLY_HEADER)
-            sums, contributors, late, ended = self._gather(reply, needed, now)
+            sums, contributors, stale, ended = self._gather(reply, needed, now)
 
             def update() -> list[tf.Tensor]:
                 self._apply(sums, needed)
@@ -126,13 +128,13 @@ class SyncServer:
 
             reply = tf.cond(ended, lambda: reply, update)
             _for_each(tf.where(contributors)[:, 0], lambda worker: self._answer(worker, reply))
-            return tf.where(ended, done, done + 1), dropped + late, ended, reply
+            return tf.where(ended, done, done + 1), dropped + stale, ended, reply
 
         @tf.function(autograph=False)
         def run(count: tf.Tensor) -> tf.Tensor:
             with tf.device(self._device):
                 start = (tf.constant(0), tf.constant(0), tf.constant(False), self._reply(tf.cast(self._group.step.read_value(), tf.int32)))
-                unknown = [tf.TensorShape([None])] * len(self._replied)
+                unknown = [tf.TensorShape([None])] * len(self._reply_types)
                 shapes = (tf.TensorShape([]), tf.TensorShape([]), tf.TensorShape([]), unknown)
                 done, dropped, *_ = tf.while_loop(
                     lambda done, _, ended, __: (done < count) & ~ended, body, start, shape_invariants=shapes, parallel_iterations=1
@@ -144,56 +146,56 @@ class SyncServer:
     def _gather(self, reply: list[tf.Tensor], needed: int, now: tf.Tensor) -> tuple[list[tf.Tensor], tf.Tensor, tf.Tensor, tf.Tensor]:
         """Take requests until `needed` gradients are of step `now`, or it is interrupted.
 
-        Returns the sums of these gradients, the mask of their workers, the number of late gradients, and whether it was interrupted.
+        Returns the sums of these gradients, the mask of their workers, the number of stale gradients, and whether it was interrupted.
         Gradients of rows are concatenated, not summed, and so are the rows' indices, which come first.
         """
 
-        def body(count: tf.Tensor, late: tf.Tensor, _: tf.Tensor, contributors: tf.Tensor, sums: list[tf.Tensor]) -> Any:
+        def body(count: tf.Tensor, stale: tf.Tensor, _: tf.Tensor, contributors: tf.Tensor, sums: list[tf.Tensor]) -> Any:
             parts = _as_list(self._requests.dequeue())
             worker, step = read_numbers(parts[0], _REQUEST_HEADER)
             is_worker = tf.range(self._workers) == worker
 
             def accept() -> tuple[Any, ...]:
-                arrived = [read_tensor(p, _REQUEST_HEADER, t, s) for p, t, s in zip(parts, self._sent, shapes, strict=True)]
-                dense = len(self._types)
+                arrived = [read_tensor(p, _REQUEST_HEADER, t, s) for p, t, s in zip(parts, self._request_types, shapes, strict=True)]
+                dense = len(self._value_types)
                 added = [total + tf.cast(gradient, total.dtype) for total, gradient in zip(sums[:dense], arrived[:dense], strict=True)]
                 added += [
                     tf.concat([before, tf.cast(gradient, before.dtype)], 0)
                     for before, gradient in zip(sums[dense:], arrived[dense:], strict=True)
                 ]
-                return count + 1, late, tf.constant(False), contributors | is_worker, added
+                return count + 1, stale, tf.constant(False), contributors | is_worker, added
 
             def answer() -> tuple[Any, ...]:
                 first = step == _FIRST_REQUEST
                 with tf.control_dependencies([tf.cond(first, lambda: self._clear_replies(worker), lambda: tf.constant(0))]):
                     self._answer(worker, reply)
-                return count, late + tf.cast(step >= 0, tf.int32), tf.constant(False), contributors & ~is_worker, sums
+                return count, stale + tf.cast(step >= 0, tf.int32), tf.constant(False), contributors & ~is_worker, sums
 
             def end() -> tuple[Any, ...]:
-                return count, late, tf.constant(True), contributors, sums
+                return count, stale, tf.constant(True), contributors, sums
 
             def skip() -> tuple[Any, ...]:
-                return count, late, tf.constant(False), contributors, sums
+                return count, stale, tf.constant(False), contributors, sums
 
-            kind = tf.where(worker < 0, 2, tf.where(step == LAST, 3, tf.where(step == now, 0, 1)))
+            kind = tf.where(worker < 0, 2, tf.where(step == LAST_REQUEST, 3, tf.where(step == now, 0, 1)))
             return tf.switch_case(kind, [accept, answer, end, skip])
 
-        zeros = [tf.zeros(s, t) for s, t in zip(self._shapes, self._types, strict=True)]
+        zeros = [tf.zeros(s, t) for s, t in zip(self._shapes, self._value_types, strict=True)]
         zeros += [tensor for table_group in self._table_groups for tensor in table_group.no_rows()]
         shapes = [*self._shapes, *(shape for table_group in self._table_groups for shape in ([-1], [-1, table_group.dimension]))]
         start = (tf.constant(0), tf.constant(0), tf.constant(False), tf.zeros([self._workers], tf.bool), zeros)
         grows = [tf.TensorShape([None if size == -1 else size for size in shape]) for shape in shapes]
-        _, late, ended, contributors, sums = tf.while_loop(
+        _, stale, ended, contributors, sums = tf.while_loop(
             lambda count, _, ended, *__: (count < needed) & ~ended,
             body,
             start,
             shape_invariants=(*(tensor.shape for tensor in start[:4]), grows),
             parallel_iterations=1,
         )
-        return sums, contributors, late, ended
+        return sums, contributors, stale, ended
 
     def _apply(self, sums: Sequence[tf.Tensor], needed: int) -> None:
-        sum_count = len(self._types)
+        sum_count = len(self._value_types)
         means = [total / tf.cast(needed, total.dtype) for total in sums[:sum_count]]
         packs = len(self._group.variables)
         dense = means[:packs]
@@ -220,7 +222,7 @@ class SyncServer:
         queue = self.reply_queue(worker)
 
         def body(count: tf.Tensor) -> tf.Tensor:
-            dropped = tf.raw_ops.QueueDequeueV2(handle=queue, component_types=self._replied)
+            dropped = tf.raw_ops.QueueDequeueV2(handle=queue, component_types=self._reply_types)
             with tf.control_dependencies(_as_list(dropped)):
                 return count + 1
 

@@ -13,13 +13,13 @@ from trainer.engine import clock
 from trainer.engine.embeddings.sharded_tables import RowGradients
 from trainer.engine.parameter_server.server_session import ServerSession
 from trainer.engine.parameter_server.servers import disable_blocking_enqueue
-from trainer.engine.parameter_server.sync_server import LAST, SyncServer
+from trainer.engine.parameter_server.sync_server import LAST_REQUEST, SyncServer
 from trainer.engine.parameter_server.worker_pool import (
     CALLS_PER_WORKER,
     Assignment,
     CallResult,
     Connection,
-    Result,
+    WorkerResult,
     constant,
     non_finite,
     translate_peer_errors,
@@ -53,7 +53,7 @@ class SynchronousSession(ServerSession):
         self._rounds = [server.rounds(self._needed) for server in self._servers]
         self._answering = [server.answering() for server in self._servers]
         self._dropped = 0
-        self._results: list[Result] = []  # those that `run` has not reported yet
+        self._results: list[WorkerResult] = []  # those that `run` has not reported yet
         self._threads = ThreadPoolExecutor(2 * len(self._servers), thread_name_prefix="rounds")
 
     def flush(self) -> None:
@@ -117,7 +117,7 @@ class SynchronousSession(ServerSession):
 
     def _run_rounds(self, counts: list[int]) -> list[int]:
         """Do so many rounds on each server and return how many were done: fewer if too few workers are left, or on a stop."""
-        pending = [self._threads.submit(_counts, run, count) for run, count in zip(self._rounds, counts, strict=True)]
+        pending = [self._threads.submit(_round_counts, run, count) for run, count in zip(self._rounds, counts, strict=True)]
         for future in pending:
             future.add_done_callback(lambda _: self._workers.wake())
         answering: dict[int, Future[int]] = {}
@@ -127,9 +127,9 @@ class SynchronousSession(ServerSession):
                 all_pending_at = time.monotonic()
             if time.monotonic() - all_pending_at > _POLL_INTERVAL:
                 # Workers wait for each server: one that is done continues to answer them.
-                for server in self._starving(pending, counts) - answering.keys():
-                    answering[server] = self._threads.submit(_late, self._answering[server])
-            # A call's gradients may all come too late, so another call is always scheduled.
+                for server in self._blocking_servers(pending, counts) - answering.keys():
+                    answering[server] = self._threads.submit(_stale_count, self._answering[server])
+            # A call's gradients may all be stale, so another call is always scheduled.
             while self._workers.in_flight < self._workers.count * CALLS_PER_WORKER:
                 self._workers.schedule(max(counts))
             result = self._workers.take_within(_POLL_INTERVAL)
@@ -137,7 +137,7 @@ class SynchronousSession(ServerSession):
             if any(future.done() and future.exception() for future in pending):
                 break
             self._workers.check_errors()
-            deadline = self._interrupted(pending, deadline)
+            deadline = self._interrupt_if_needed(pending, deadline)
         return self._done_rounds(pending, answering)
 
     def _done_rounds(self, pending: list[Future[tuple[int, int]]], answering: dict[int, Future[int]]) -> list[int]:
@@ -145,14 +145,14 @@ class SynchronousSession(ServerSession):
             with translate_peer_errors():
                 for server in answering:
                     self._servers[server].interrupt()
-                late = {server: future.result(_INTERRUPT_TIMEOUT) for server, future in answering.items()}
+                stale = {server: future.result(_INTERRUPT_TIMEOUT) for server, future in answering.items()}
                 results = [future.result(_INTERRUPT_TIMEOUT) for future in pending]
         except TimeoutError:
             raise PeerLostError(f"a parameter server did not end its round within {_INTERRUPT_TIMEOUT:.0f} s of the request to") from None
-        self._dropped += results[0][1] + late.get(0, 0)  # each gradient has a part on every server: one of them counts
+        self._dropped += results[0][1] + stale.get(0, 0)  # each gradient has a part on every server: one of them counts
         return [done for done, _ in results]
 
-    def _starving(self, pending: list[Future[tuple[int, int]]], counts: list[int]) -> set[int]:
+    def _blocking_servers(self, pending: list[Future[tuple[int, int]]], counts: list[int]) -> set[int]:
         """Return the servers that have done their rounds, and block workers whose gradients other servers need.
 
         If every worker is needed, each sends to all servers in each round; then only a server without rounds to do blocks any.
@@ -160,7 +160,7 @@ class SynchronousSession(ServerSession):
         done = [server for server, future in enumerate(pending) if future.done()]
         return {server for server in done if self._needed < self._workers.count or counts[server] == 0}
 
-    def _interrupted(self, pending: list[Future[tuple[int, int]]], deadline: float) -> float:
+    def _interrupt_if_needed(self, pending: list[Future[tuple[int, int]]], deadline: float) -> float:
         """Interrupt rounds that lack workers, or that have not ended by the `deadline` of a stop; return the new deadline."""
         if self._stop_requested():
             deadline = min(deadline, time.monotonic() + _STOP_TIMEOUT)
@@ -227,7 +227,7 @@ class SynchronousSession(ServerSession):
                 changes = [[new - old for new, old in zip(after, non_trainable, strict=True)], *([] for _ in servers[1:])]
                 packed = state.packed(gradients)
                 for server, (step, _), packs, extra in zip(servers, received, packed, changes, strict=True):
-                    server.send(worker, tf.where(ended, LAST, step), [*packs, *extra], rows)
+                    server.send(worker, tf.where(ended, LAST_REQUEST, step), [*packs, *extra], rows)
                 with tf.control_dependencies([pack for packs in packed for pack in packs]):
                     # Not multiplied by 0: values that are computed after the end may be NaN.
                     added = tf.where(ended, 0.0, tf.concat([measured, [waited]], 0))
@@ -243,12 +243,12 @@ class SynchronousSession(ServerSession):
         return call
 
 
-def _counts(run: Any, count: int) -> tuple[int, int]:
+def _round_counts(run: Any, count: int) -> tuple[int, int]:
     # Not under the server's device, though all of it runs there: as an operation of the server it would block all other requests of the
     # chief to it, e.g. for functions that workers are about to call.
     done, dropped = run(tf.constant(count)).numpy()
     return int(done), int(dropped)
 
 
-def _late(answering: Any) -> int:
+def _stale_count(answering: Any) -> int:
     return int(answering().numpy())

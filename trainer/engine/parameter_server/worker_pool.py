@@ -22,7 +22,7 @@ from trainer.engine.session import NonFinite, PeerLostError, WorkerProgress, cau
 from trainer.socket_filter import restricting_to_loopback
 from trainer.tf_config import TaskConfig
 
-CHIEF = "/job:chief/replica:0/task:0/device:CPU:0"
+CHIEF_CPU = "/job:chief/replica:0/task:0/device:CPU:0"
 CALLS_PER_WORKER = 2  # that are scheduled at a time, so that no worker waits for the chief
 _RESULT_TIMEOUT = 1.0  # seconds without a result before the chief checks whether a server is gone, or it was asked to stop
 _CONNECT_TIMEOUT = 1.0  # seconds for a server to take a connection
@@ -90,7 +90,7 @@ def constant(value: Any, dtype: Any = None) -> tf.Tensor:
     every later call with the number fails, also on the worker's replacement. A tensor of a new array is not cached.
     """
     kind = _NUMBERS.get(type(value)) if dtype is None else tf.as_dtype(dtype).as_numpy_dtype
-    with tf.device(CHIEF):
+    with tf.device(CHIEF_CPU):
         return tf.constant(np.asarray(value, kind))
 
 
@@ -195,14 +195,14 @@ class CallResult:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Result(CallResult):
+class WorkerResult(CallResult):
     """Result of a call on one worker, which took `seconds`."""
 
     worker: int
     seconds: float
 
 
-def non_finite(results: Iterable[Result]) -> NonFinite | None:
+def non_finite(results: Iterable[WorkerResult]) -> NonFinite | None:
     """Return the first loss that was not finite, by global step, preferring one from finite weights; None if all were finite."""
     found = [
         (result.weights_non_finite, NonFinite(result.first_non_finite, f"worker-{result.worker}"))
@@ -238,12 +238,12 @@ class Workers:
     ) -> None:
         self._coordinator, self.count, self._watch = connection.coordinator, connection.workers, connection.watch
         self._make_iterator, self._run, self._measures, self._stop_requested = make_iterator, run, measures, stop_requested
-        self._nothing_done = CallResult(totals=np.zeros(measures.width, np.float32), steps=0)
+        self._empty = CallResult(totals=np.zeros(measures.width, np.float32), steps=0)
         self._iterators: dict[int, Any] = {}
         # Objects on lost workers: iterators and, in the frames of an error, arguments. If they were freed, TensorFlow would ask the new process of
         # the worker to destroy them. It refuses, and a request beside that may never be answered: the worker's thread here would wait forever.
         self._kept_alive: list[Any] = []
-        self._results: queue.SimpleQueue[Result | None] = queue.SimpleQueue()  # None only wakes a waiting thread
+        self._results: queue.SimpleQueue[WorkerResult | None] = queue.SimpleQueue()  # None only wakes a waiting thread
         self._calls: dict[int, _Call] = {}  # that have not ended
         self._lock = threading.Lock()  # of calls, which end in the coordinator's threads
         self._called: set[int] = set()  # those whose first call was made
@@ -262,14 +262,14 @@ class Workers:
             # Its public `schedule` takes only tf.functions; only a Python function can tell which worker ran it.
             self._coordinator._cluster.schedule(self._work, args=(call,), kwargs={})  # noqa: SLF001
 
-    def take(self) -> Result | None:
+    def take(self) -> WorkerResult | None:
         """Wait for a call to end and return its result, of no steps if its worker was lost; None once this task is asked to stop."""
         while not self._stop_requested():
             if result := self._take_or_check():
                 return result
         return None
 
-    def take_within(self, seconds: float) -> Result | None:
+    def take_within(self, seconds: float) -> WorkerResult | None:
         """Wait at most `seconds`, or until `wake`, for a call to end; return its result, None if none has ended."""
         try:
             result = self._results.get(timeout=seconds)
@@ -284,21 +284,21 @@ class Workers:
         """Let the thread that waits in `take_within` continue; from any thread."""
         self._results.put(None)
 
-    def drain(self) -> list[Result]:
+    def drain(self) -> list[WorkerResult]:
         """Return all results so far, without a wait."""
-        results: list[Result] = []
+        results: list[WorkerResult] = []
         while not self._results.empty():
             result = self.take_within(0)
             results += [result] if result else []
         return results
 
-    def take_all(self) -> list[Result]:
+    def take_all(self) -> list[WorkerResult]:
         """Wait for all calls that were scheduled and return their results.
 
         Once this task is asked to stop, calls that no worker has begun do nothing. Calls that workers do not end within some seconds count as
         ended; only the servers know how many steps these have done.
         """
-        results: list[Result] = []
+        results: list[WorkerResult] = []
         while self.in_flight and (result := self.take()):
             results.append(result)
         self.drop_queued()
@@ -338,7 +338,7 @@ class Workers:
             # The public `join` has no deadline, and calls stay in the queue if there is no worker to take them.
             self._coordinator._cluster.closure_queue.wait(timeout=_END_TIMEOUT)  # noqa: SLF001
 
-    def summarise(self, results: list[Result]) -> tuple[float | None, dict[str, float], list[WorkerProgress]]:
+    def summarise(self, results: list[WorkerResult]) -> tuple[float | None, dict[str, float], list[WorkerProgress]]:
         """Return loss and metrics, means over the steps of `results`, and each worker's progress.
 
         Without steps they are the last known ones; before any call has ended there is no loss and no metric.
@@ -349,7 +349,7 @@ class Workers:
             self._loss, self._metrics = float(loss), model_ops.named(self._measures.metrics, metrics)
         return self._loss, self._metrics, [self._progress(r) for r in {r.worker: r for r in results}.values()]
 
-    def _progress(self, result: Result) -> WorkerProgress:
+    def _progress(self, result: WorkerResult) -> WorkerProgress:
         loss, *metrics, waited = result.totals
         return WorkerProgress(
             task=f"worker-{result.worker}",
@@ -374,18 +374,18 @@ class Workers:
             if worker not in self._iterators:
                 self._iterators[worker] = self._make_iterator(worker)
             self._lost.discard(worker)
-            done = self._run(self._iterators[worker], call.steps, self._assignment(worker)) if call.steps else self._nothing_done
+            done = self._run(self._iterators[worker], call.steps, self._assignment(worker)) if call.steps else self._empty
         except tf.errors.OpError as error:
             self._kept_alive.append((error, self._iterators.pop(worker, None)))
             self._called.discard(worker)
             self._lost.add(worker)
             with self._lock:
-                self._end(call, self._nothing(worker))
+                self._end(call, self._empty_result(worker))
             raise
         with self._lock:
-            self._end(call, Result(**vars(done), worker=worker, seconds=time.perf_counter() - began))
+            self._end(call, WorkerResult(**vars(done), worker=worker, seconds=time.perf_counter() - began))
 
-    def _take_or_check(self) -> Result | None:
+    def _take_or_check(self) -> WorkerResult | None:
         """Wait a moment for a call to end; if none does, check for permanent errors."""
         result = self.take_within(_RESULT_TIMEOUT)
         if result is None:
@@ -396,18 +396,18 @@ class Workers:
         """Count calls as ended; those that have not begun will do nothing."""
         with self._lock:
             for call in [call for call in self._calls.values() if started or not call.started]:
-                self._end(call, self._nothing(0))
+                self._end(call, self._empty_result(0))
 
     def _assignment(self, worker: int) -> Assignment:
         first = worker not in self._called
         self._called.add(worker)
         return Assignment(worker, first)
 
-    def _end(self, call: _Call, result: Result) -> None:
+    def _end(self, call: _Call, result: WorkerResult) -> None:
         """Report a call, once; under the lock."""
         call.ended = True
         if self._calls.pop(id(call), None) is not None:
             self._results.put(result)
 
-    def _nothing(self, worker: int) -> Result:
-        return Result(**vars(self._nothing_done), worker=worker, seconds=0.0)
+    def _empty_result(self, worker: int) -> WorkerResult:
+        return WorkerResult(**vars(self._empty), worker=worker, seconds=0.0)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from tests.trainer.conftest import Ports
 from tests.waiting import until
-from trainer.engine.manual.watchdog import ServerWatchdog
+from trainer.engine.manual.watchdog import ProgramWatchdog
 from trainer.exit_codes import ExitCode
 from trainer.tf_config import split_address
 
@@ -31,7 +31,7 @@ class Exits:
 @contextmanager
 def watched(servers: dict[str, str], exits: Exits, *, stopped: bool = False, connected: bool = True) -> Iterator[list[float]]:
     alive: list[float] = []
-    watch = ServerWatchdog(
+    watch = ProgramWatchdog(
         servers, lambda: stopped, lambda: alive.append(time.monotonic()), exits, timeout=0.5, poll_interval=0.1, heartbeat_interval=INTERVAL
     )
     watch.start()
@@ -95,7 +95,7 @@ def test_a_server_whose_process_ended_is_detected_even_if_another_serves_at_its_
     exits, accepted = Exits(), list[socket.socket]()
     with socket.create_server(("127.0.0.1", 0)) as listener:
         address = f"127.0.0.1:{listener.getsockname()[1]}"
-        watch = ServerWatchdog({"worker-0": address}, lambda: False, lambda: None, exits, poll_interval=0.1)
+        watch = ProgramWatchdog({"worker-0": address}, lambda: False, lambda: None, exits, poll_interval=0.1)
         serving = threading.Thread(target=greet, args=(listener, accepted))
         serving.start()
         watch.start()

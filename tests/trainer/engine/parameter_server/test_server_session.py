@@ -56,7 +56,7 @@ def test_few_long_texts_stay_constants() -> None:
 
 
 def test_workers_that_cannot_synchronize_a_normalization_refuse_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server_session, "CHIEF", "CPU:0")
+    monkeypatch.setattr(server_session, "CHIEF_CPU", "CPU:0")
     two_workers = Connection(coordinator=None, servers=1, workers=2)
     with pytest.raises(WorkloadError, match=r"has synchronized=True, but tasks of parameter_server do not exchange"):
         AsynchronousSession(Small({"normalised": "synchronized"}), small_config(strategy="parameter_server"), two_workers, lambda: False)

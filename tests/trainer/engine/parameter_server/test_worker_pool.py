@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from trainer.engine.parameter_server import asynchronous
 from trainer.engine.parameter_server.asynchronous import AsynchronousSession
-from trainer.engine.parameter_server.worker_pool import Assignment, Connection, Result, Workers, is_lost_worker_error, non_finite
+from trainer.engine.parameter_server.worker_pool import Assignment, Connection, WorkerResult, Workers, is_lost_worker_error, non_finite
 from trainer.engine.session import NonFinite
 
 
@@ -22,8 +22,8 @@ class Measures:
     examples: int = 16
 
 
-def result(worker: int, steps: int, *totals: float) -> Result:
-    return Result(worker=worker, seconds=2.0, steps=steps, totals=np.array(totals, np.float32))
+def result(worker: int, steps: int, *totals: float) -> WorkerResult:
+    return WorkerResult(worker=worker, seconds=2.0, steps=steps, totals=np.array(totals, np.float32))
 
 
 def test_loss_and_metrics_are_means_over_steps_and_stay_known_while_no_call_ends() -> None:
@@ -58,9 +58,11 @@ def test_an_error_that_names_a_task_or_is_of_another_kind_is_left_to_the_coordin
 
 
 def test_the_worker_whose_weights_were_finite_is_named() -> None:
-    def first_non_finite(worker: int, step: int, *, weights_non_finite: bool = False) -> Result:
+    def first_non_finite(worker: int, step: int, *, weights_non_finite: bool = False) -> WorkerResult:
         totals = np.zeros(2, np.float32)
-        return Result(worker=worker, seconds=1.0, steps=4, totals=totals, first_non_finite=step, weights_non_finite=weights_non_finite)
+        return WorkerResult(
+            worker=worker, seconds=1.0, steps=4, totals=totals, first_non_finite=step, weights_non_finite=weights_non_finite
+        )
 
     assert non_finite([result(0, 4, 0.0, 0.0)]) is None
     assert non_finite([first_non_finite(0, 122, weights_non_finite=True), first_non_finite(1, 130)]) == NonFinite(130, "worker-1")
