@@ -124,7 +124,7 @@ class Checkpoints:
         self, directory: Path, model: keras.Model, optimizer: keras.optimizers.Optimizer, keep: int, tables: TableParts | None = None
     ) -> None:
         self._model, self._optimizer = model, optimizer
-        self._tables, self._rows = tables, tables.rows if tables else None
+        self._tables, self._row_files = tables, tables.row_files if tables else None
         self._step = tf.Variable(0, dtype=tf.int64)
         self._rate, self._constant_rate = schedules.described(optimizer), schedules.constant_rate(optimizer)
         # Keras leaves the state of random layers out of a model's checkpoint.
@@ -192,7 +192,7 @@ class Checkpoints:
         if not reader.has_tensor(_GLOBAL_SEED):  # a checkpoint of an earlier version
             del tracked["global_seed"]
         saved = tf.train.Checkpoint(**tracked)
-        if self._rows and (other := self._rows.mismatch(path, saved)):
+        if self._row_files and (other := self._row_files.mismatch(path, saved)):
             raise self._other_model(path, ValueError(other))
         try:
             saved.restore(path).assert_existing_objects_matched().expect_partial()
@@ -200,8 +200,8 @@ class Checkpoints:
             by_rows = any(name.startswith("tables/") for name, _ in tf.train.list_variables(path))
             hint = _BY_ROWS_HINT if by_rows and not self._tables else _WHOLE_HINT if self._tables and not by_rows else ""
             raise self._other_model(path, error, hint) from error
-        if self._rows:
-            self._rows.restore(path, saved)
+        if self._row_files:
+            self._row_files.restore(path, saved)
 
     def _optimizer_like_that_in(self, reader: Any) -> keras.optimizers.Optimizer:
         """Return this optimizer, or, if only one of it and the checkpoint's has a schedule, a copy with the checkpoint's kind of learning rate."""
@@ -266,12 +266,12 @@ class Checkpoints:
         self._callbacks.assign(callbacks)
         self._saved.save_counter.assign_add(1)  # as tf.train.CheckpointManager does; a part of each checkpoint
         directory, name = f"ram://checkpoints-{next(_captures)}", f"ckpt-{step}"
-        if self._rows:
-            self._rows.take_first_rows()
+        if self._row_files:
+            self._row_files.take_first_rows()
         self._saved.write(f"{directory}/{name}")
         names = sorted(n for n in tf.io.gfile.listdir(directory) if n.startswith(f"{name}."))  # the data before the index
         checkpoint = InMemoryCheckpoint(step, directory, [(n, tf.io.gfile.stat(f"{directory}/{n}").length) for n in names])
-        return self._rows.streamed(checkpoint, self._saved) if self._rows else checkpoint
+        return self._row_files.streamed(checkpoint, self._saved) if self._row_files else checkpoint
 
     def write(self, checkpoint: InMemoryCheckpoint) -> str:
         """Write a checkpoint to the disk, delete those beyond `keep`, and return its path.

@@ -157,7 +157,7 @@ class Replica:
             used = self._tables.look_up(forward) if self._tables else NO_LOOKUPS
         with tf.GradientTape() as tape:
             tape.watch([*values, *used.rows])
-            with used.given():
+            with used.rows_supplied():
                 outputs, after, loss = forward()
             scaled = self._optimizer.scale_loss(loss)
         own, of_rows = self._differentiate(tape, scaled, values, used.rows)

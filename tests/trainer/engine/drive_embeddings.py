@@ -317,12 +317,12 @@ def save_non_finite(scratch: Path, session: Any, row: int) -> tuple[str, list[st
 
 def workload_error(config: Any, connection: Any) -> str:
     """Return the error with which a training ends."""
-    from trainer.engine.embeddings.bad_ids import translate_bad_ids
     from trainer.workloads.errors import WorkloadError
 
     try:
-        with translate_bad_ids(config):
-            trained(new_session(config, connection))
+        session = new_session(config, connection)
+        with session.tables.translate_errors(config):
+            trained(session)
     except WorkloadError as error:
         return str(error)
     return ""

@@ -93,7 +93,7 @@ class ExportedModel:
         variables_directory = f"{self._directory}/{_VARIABLES}"
         keys = _keys(f"{variables_directory}/{_VARIABLES}")
         used = {table: keys[name] for table, name in names.items() if name in keys}  # a model may not call some
-        row_ranges = (row_range for table in used for row_range in tables.rows(table, _READ))
+        row_ranges = (row_range for table in used for row_range in tables.table_row_ranges(table, _READ))
         files = [
             (name, tf.io.gfile.stat(f"{variables_directory}/{name}").length) for name in sorted(tf.io.gfile.listdir(variables_directory))
         ]

@@ -18,7 +18,7 @@ from trainer.settings import Embeddings
 from trainer.workloads.errors import WorkloadError
 
 # Rows of a table for a tensor of ids of any shape.
-Rows = Callable[["Table", tf.Tensor], tf.Tensor]
+LookUp = Callable[["Table", tf.Tensor], tf.Tensor]
 
 _MAX_NAMES = 4  # layers in a message
 INITIAL_ROWS = "_initial_rows"  # the attribute of a layer with the initial rows that the model gives it
@@ -68,7 +68,7 @@ class Table(RemoteRows):
     def __init__(self, layer: keras.layers.Embedding) -> None:
         super().__init__(int(layer.input_dim), int(layer.output_dim), tf.as_dtype(layer.variable_dtype))
         self.layer, self.name = layer, layer.name
-        self.look_up: Rows = _zeros
+        self.look_up: LookUp = _zeros
 
     def __tf_tensor__(self, *_: Any, **__: Any) -> tf.Tensor:
         raise WorkloadError(
@@ -176,7 +176,7 @@ def sharding(settings: Embeddings) -> Iterator[None]:
         layer._embeddings = table = Table(layer)  # noqa: SLF001 - in the place of the layer's own variable
         layer.built = True
         # Bypasses Keras, which would track them.
-        object.__setattr__(layer, "call", _LookupCall(layer, lambda ids: (_thread_state.rows or table.look_up)(table, ids)))
+        object.__setattr__(layer, "call", _LookupCall(layer, lambda ids: (_thread_state.look_up or table.look_up)(table, ids)))
         for name in ("save_own_variables", "load_own_variables", "enable_lora", "quantize"):
             object.__setattr__(layer, name, _refuse_files(layer))
 
@@ -266,10 +266,10 @@ def _refuse_files(layer: keras.layers.Embedding) -> Callable[..., None]:
 
 
 class _LookupCall:
-    """Replaces Keras's `call` in a layer whose rows are looked up by `rows`."""
+    """Replaces Keras's `call` in a layer whose rows `look_up` returns."""
 
-    def __init__(self, layer: keras.layers.Embedding, rows: Callable[[tf.Tensor], tf.Tensor]) -> None:
-        self._layer, self._rows = layer, rows
+    def __init__(self, layer: keras.layers.Embedding, look_up: Callable[[tf.Tensor], tf.Tensor]) -> None:
+        self._layer, self._look_up = layer, look_up
 
     def __call__(self, inputs: Any) -> Any:
         """Return the rows of `inputs`, ids of any shape: [..., dimension]. Ragged ids have ragged rows; a missing id of a sparse tensor is 0."""
@@ -279,7 +279,7 @@ class _LookupCall:
             inputs = tf.sparse.to_dense(inputs)
         if inputs.dtype not in (tf.int32, tf.int64):
             inputs = tf.cast(inputs, tf.int32)
-        return tf.cast(self._rows(inputs), self._layer.compute_dtype)
+        return tf.cast(self._look_up(inputs), self._layer.compute_dtype)
 
 
 def _zeros(table: Table, ids: tf.Tensor) -> tf.Tensor:
@@ -290,20 +290,20 @@ def _zeros(table: Table, ids: tf.Tensor) -> tf.Tensor:
 
 
 class _ThreadState(threading.local):
-    rows: Rows | None = None
+    look_up: LookUp | None = None
 
 
 _thread_state = _ThreadState()
 
 
 @contextmanager
-def looking_up(rows: Rows) -> Iterator[None]:
-    """Let the layers that this thread calls get their rows by `rows`."""
-    before, _thread_state.rows = _thread_state.rows, rows
+def looking_up(look_up: LookUp) -> Iterator[None]:
+    """Let the layers that this thread calls get their rows by `look_up`."""
+    before, _thread_state.look_up = _thread_state.look_up, look_up
     try:
         yield
     finally:
-        _thread_state.rows = before
+        _thread_state.look_up = before
 
 
 @dataclass(frozen=True)
@@ -345,7 +345,7 @@ def record_calls(run: Callable[[], object]) -> list[LayerCall]:
 
 
 # Operations that draw other numbers each time; Keras's own layers draw by their seeds.
-_DRAWS = frozenset(["RandomUniform", "RandomUniformInt", "RandomStandardNormal", "TruncatedNormal", "Multinomial", "RandomShuffle"])
+_RANDOM_OPS = frozenset(["RandomUniform", "RandomUniformInt", "RandomStandardNormal", "TruncatedNormal", "Multinomial", "RandomShuffle"])
 
 
 def _dependent(calls: Sequence[LayerCall]) -> Table | None:
@@ -358,7 +358,7 @@ def _dependent(calls: Sequence[LayerCall]) -> Table | None:
             operation = waiting.pop()
             if operation in rows:
                 return call.table
-            if operation.type in _DRAWS:
+            if operation.type in _RANDOM_OPS:
                 raise WorkloadError(
                     f"the ids of the layer {call.table.name!r} are drawn at random in the model, which parameter_server would do twice a step; draw them "
                     f"in the data, or keep the layer whole with train.embeddings.whole: [{call.table.name}]"
@@ -369,7 +369,7 @@ def _dependent(calls: Sequence[LayerCall]) -> Table | None:
     return None
 
 
-def replay(calls: Sequence[LayerCall], rows: Sequence[tf.Tensor]) -> Rows:
+def replay(calls: Sequence[LayerCall], rows: Sequence[tf.Tensor]) -> LookUp:
     """Return a look-up that gives the same calls, in the same order, these rows, each shaped like those of its call."""
     remaining = iter(zip(calls, rows, strict=True))
 

@@ -82,9 +82,9 @@ class LocalTables:
         others = [v for v, _ in present if id(v.value) not in self._rows]
         dense = [g for v, g in present if id(v.value) not in self._rows]
         tables = [(self._rows[id(v.value)], g) for v, g in present if id(v.value) in self._rows]
-        reduced, waited = mean_gradients(dense, [row_updates.summed(gradient) for _, gradient in tables])
+        reduced, waited = mean_gradients(dense, [row_updates.deduplicated(gradient) for _, gradient in tables])
         # A row that two tasks have used occurs twice.
-        means = [row_updates.summed(mean) for mean in reduced[len(dense) :]]
+        means = [row_updates.deduplicated(mean) for mean in reduced[len(dense) :]]
         dense, values = row_updates.clipped(optimizer, reduced[: len(dense)], [mean.values for mean in means])
         rate, count = row_updates.rate_and_count(optimizer)
         for (rows, _), mean, gradient in zip(tables, means, values, strict=True):

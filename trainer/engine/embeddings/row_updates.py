@@ -18,25 +18,25 @@ from trainer.workloads.errors import WorkloadError
 class RowHandle:
     """A handle by which to read and change some rows of a variable and of its slots, each [_, dimension].
 
-    `at` are their indices, each once; more often if a rule only adds, as Adagrad's.
+    `indices` are distinct, unless a rule only adds, as that of Adagrad.
     """
 
-    def __init__(self, variable: tf.Variable, slots: Mapping[str, tf.Variable], at: tf.Tensor) -> None:
-        self._variables, self._at = {"": variable, **slots}, at
+    def __init__(self, variable: tf.Variable, slots: Mapping[str, tf.Variable], indices: tf.Tensor) -> None:
+        self._variables, self._indices = {"": variable, **slots}, indices
 
     def get(self, slot: str = "") -> tf.Tensor:
         """Return rows of a slot, or of the variable itself without a name."""
         variable = self._variables[slot]
-        return tf.raw_ops.ResourceGather(resource=variable.handle, indices=self._at, dtype=variable.dtype)
+        return tf.raw_ops.ResourceGather(resource=variable.handle, indices=self._indices, dtype=variable.dtype)
 
     def put(self, slot: str, rows: tf.Tensor) -> tf.Tensor:
         """Replace rows; return them."""
-        tf.raw_ops.ResourceScatterUpdate(resource=self._variables[slot].handle, indices=self._at, updates=rows)
+        tf.raw_ops.ResourceScatterUpdate(resource=self._variables[slot].handle, indices=self._indices, updates=rows)
         return rows
 
     def add(self, rows: tf.Tensor, slot: str = "") -> None:
         """Add to rows."""
-        tf.raw_ops.ResourceScatterAdd(resource=self._variables[slot].handle, indices=self._at, updates=rows)
+        tf.raw_ops.ResourceScatterAdd(resource=self._variables[slot].handle, indices=self._indices, updates=rows)
 
 
 # Takes an optimizer, rows, their gradients, the learning rate and the number of this step from 1 on, a float.
@@ -190,7 +190,7 @@ def clipped(
     return [g * tf.cast(scale, g.dtype) for g in dense], [r * tf.cast(scale, r.dtype) for r in rows]
 
 
-def summed(gradient: Any) -> tf.IndexedSlices:
+def deduplicated(gradient: Any) -> tf.IndexedSlices:
     """Return the gradient of a matrix as gradients of the rows for which it is not 0, each row once."""
     if not isinstance(gradient, tf.IndexedSlices):  # the model uses the whole matrix, or several batches make a step
         used = tf.where(tf.reduce_any(tf.not_equal(gradient, 0), 1))[:, 0]

@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.ops.resource_variable_ops import UninitializedVariable
 
-from trainer.engine.embeddings import start_rows
+from trainer.engine.embeddings import initial_rows
 from trainer.engine.embeddings.layers import INITIAL_ROWS, LayerCall, Table
 from trainer.engine.embeddings.row_updates import RowHandle
 from trainer.engine.parameter_server.state import device
@@ -49,7 +49,7 @@ class TableGroup:
         self._first_reader: Any = None
         self._readers: dict[str, Any] = {}
         self._writers: dict[str, Any] = {}
-        self._draws = [(table, start_rows.draw_of(table), start_rows.initial_rows(table)) for table in tables]
+        self._initializers = [(table, initial_rows.draw_of(table), initial_rows.given_rows(table)) for table in tables]
 
     @property
     def slots(self) -> Sequence[str]:
@@ -77,10 +77,10 @@ class TableGroup:
         self._variables = {slot: [allocated(server) for server in range(self.servers)] for slot in self.slots}
         self._on_all_servers(fill, tf.constant(shape))
 
-    def draw(self, seed: Sequence[int]) -> None:
+    def initialize(self, seed: Sequence[int]) -> None:
         """Set all rows to their initial values, on their servers."""
         fills = []
-        for index, (table, draw, initial) in enumerate(self._draws):
+        for index, (table, draw, initial) in enumerate(self._initializers):
             if initial is not None:
                 for row_range in self.row_ranges(table, ""):
                     self.write(row_range, tf.constant(initial[row_range.first : row_range.first + row_range.count], self.dtype))
@@ -96,7 +96,7 @@ class TableGroup:
 
     def free_initial_rows(self) -> None:
         """Drop the initial rows that the model's layers were given, which may be many."""
-        self._draws = []
+        self._initializers = []
         for table in self.tables:
             vars(table.layer).pop(INITIAL_ROWS, None)
 
@@ -114,7 +114,7 @@ class TableGroup:
 
         _function(on_all_servers, *map(tf.TensorSpec.from_tensor, arguments))(*arguments)
 
-    def _fill(self, table: Table, draw: start_rows.Draw, seed: int, variable: tf.Variable, server: int) -> None:
+    def _fill(self, table: Table, draw: initial_rows.Draw, seed: int, variable: tf.Variable, server: int) -> None:
         """Draw a server's rows of a table, a block at a time."""
         count, block = -(-table.rows // self.servers), max(1, _BLOCK // (self.dimension * self.dtype.size))
         first = self._bases[table] // self.servers
@@ -153,8 +153,8 @@ class TableGroup:
 
         def read() -> list[tf.Tensor]:
             with tf.device(device(0)):
-                at = tf.constant([self._bases[table] // self.servers for table in self.tables])
-                return [RowHandle(self._variables[slot][0], {}, at).get() for slot in self.slots]
+                indices = tf.constant([self._bases[table] // self.servers for table in self.tables])
+                return [RowHandle(self._variables[slot][0], {}, indices).get() for slot in self.slots]
 
         if self._first_reader is None:
             self._first_reader = _function(read)
@@ -207,9 +207,9 @@ class TableGroup:
             local = tf.dynamic_partition(unique // self.servers, owner, self.servers)
             positions = tf.dynamic_partition(tf.range(tf.size(unique)), owner, self.servers)
         by_server = []
-        for server, at in enumerate(local):
+        for server, indices in enumerate(local):
             with tf.device(device(server)):
-                by_server.append(RowHandle(self._variables[""][server], {}, at).get())
+                by_server.append(RowHandle(self._variables[""][server], {}, indices).get())
         rows = by_server[0] if self.servers == 1 else tf.dynamic_stitch(positions, by_server)
         rows = tf.reshape(rows, [-1, self.dimension])
         return GroupLookup(self, rows, inverse, local, positions, [call.ids for call in calls])
@@ -230,9 +230,9 @@ class TableGroup:
         """Return empty indices of rows on a server, and their empty gradients."""
         return tf.zeros([0], self.key_dtype), tf.zeros([0, self.dimension], self.dtype)
 
-    def used(self, server: int, at: tf.Tensor) -> RowHandle:
-        """Return the rows at indices `at` of a server, to be updated there."""
-        return RowHandle(self._variables[""][server], {slot: self._variables[slot][server] for slot in self._initial_slots}, at)
+    def used(self, server: int, indices: tf.Tensor) -> RowHandle:
+        """Return the rows at `indices` of a server, to be updated there."""
+        return RowHandle(self._variables[""][server], {slot: self._variables[slot][server] for slot in self._initial_slots}, indices)
 
 
 _INT32_SCALAR = tf.TensorSpec([], tf.int32)

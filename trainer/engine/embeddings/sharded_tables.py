@@ -1,6 +1,7 @@
 """The tables of one model on parameter servers: their placement, their part in a step, and their rows for checkpoints."""
 
 import os
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ import tensorflow as tf
 from trainer.engine.byte_sizes import byte_size
 from trainer.engine.embeddings import layers, row_updates, server_memory
 from trainer.engine.embeddings.layers import LayerCall, Table
-from trainer.engine.embeddings.server_rows import GroupLookup, RowRange, TableGroup
+from trainer.engine.embeddings.server_rows import OUTSIDE, GroupLookup, RowRange, TableGroup
 from trainer.engine.embeddings.table_parts import TableParts
 from trainer.engine.parameter_server.restart_on_chief_exit import rows_file
 from trainer.engine.parameter_server.state import PackGroup, device
@@ -44,7 +45,7 @@ class BatchLookups:
         self.rows = [lookup.rows for lookup, _ in lookups]
 
     @contextmanager
-    def given(self) -> Iterator[None]:
+    def rows_supplied(self) -> Iterator[None]:
         """Inside this block each call of a layer gets the rows that were looked up for it. The calls come in the order in which they were recorded."""
         rows: list[Any] = [None] * len(self._calls)
         for lookup, indices in self._lookups:
@@ -125,11 +126,11 @@ class Tables:
         for table in self.all:
             table.look_up = self._rows_of
 
-    def start(self) -> None:
+    def initialize(self) -> None:
         """Set the rows to their initial values, unless those of a checkpoint were written, and free the memory of values that the model gave."""
         for index, group in enumerate(self._table_groups):
             if not self._written:
-                group.draw([self._seed, index])
+                group.initialize([self._seed, index])
             group.free_initial_rows()
 
     def described(self) -> str:
@@ -157,11 +158,11 @@ class Tables:
 
         To find its calls, `run` is called once more, which changes no variable of Keras.
         """
-        given: AbstractContextManager[None] = nullcontext()
+        supplied: AbstractContextManager[None] = nullcontext()
         # Ignore errors of calls that cannot be batched, which a layer or AutoGraph may have wrapped; `run` raises any other again.
         with suppress(Exception), keras.StatelessScope():
-            given = self.look_up(run).given()
-        with given:
+            supplied = self.look_up(run).rows_supplied()
+        with supplied:
             yield
 
     def _rows_of(self, table: Table, ids: tf.Tensor) -> tf.Tensor:
@@ -175,15 +176,15 @@ class Tables:
         return [group for group in self._table_groups if group.trained]
 
     def update(
-        self, group: TableGroup, server: int, at: tf.Tensor, gradient: tf.Tensor, optimizer: Any, rate: tf.Tensor, count: tf.Tensor
+        self, group: TableGroup, server: int, indices: tf.Tensor, gradient: tf.Tensor, optimizer: Any, rate: tf.Tensor, count: tf.Tensor
     ) -> None:
-        """Update the rows at indices `at` of a server, each of them once, on the caller's device."""
-        row_updates.update(self._rule, optimizer, group.used(server, at), gradient, rate, count, decays=self._decays)
+        """Update the rows at `indices` of a server, each of them once, on the caller's device."""
+        row_updates.update(self._rule, optimizer, group.used(server, indices), gradient, rate, count, decays=self._decays)
 
-    def apply(self, gradients: Sequence[Any], dense: PackGroup, sent: Callable[[tf.Tensor, int], tf.Tensor]) -> list[tf.Tensor]:
+    def apply(self, gradients: Sequence[Any], dense: PackGroup, send: Callable[[tf.Tensor, int], tf.Tensor]) -> list[tf.Tensor]:
         """Update the rows that a step used, by the RowGradients among `gradients`; return the others.
 
-        `dense` are the other variables on the servers, whose optimizer has the learning rate and counts steps; `sent` sends a tensor to a
+        `dense` are the other variables on the servers, whose optimizer has the learning rate and counts steps; `send` sends a tensor to a
         server.
         """
         optimizer = dense.optimizer
@@ -195,10 +196,10 @@ class Tables:
         for row_gradients, clipped in zip(used, values, strict=True):
             group = row_gradients.lookup.group
             for server in range(group.servers):
-                at, gradient = RowGradients(row_gradients.lookup, clipped).of_server(server)
-                gradient = sent(gradient, server)
+                indices, gradient = RowGradients(row_gradients.lookup, clipped).of_server(server)
+                gradient = send(gradient, server)
                 with tf.device(device(server)):
-                    self.update(group, server, at, gradient, optimizer, rate, count)
+                    self.update(group, server, indices, gradient, optimizer, rate, count)
         return others
 
     def apply_mean(self, dense: PackGroup, gradients: Sequence[tf.Tensor], rows: Sequence[tf.IndexedSlices]) -> list[tf.Tensor]:
@@ -219,11 +220,20 @@ class Tables:
         files = TableFiles(self)
         return TableParts(files.parts, sum(table.bytes * len(self.slots(table)) for table in self.all), files)
 
-    def translate_errors(self, config: TrainConfig) -> AbstractContextManager[None]:
-        """Translate TensorFlow's errors inside; see bad_ids."""
-        from trainer.engine.embeddings.bad_ids import translate_bad_ids
-
-        return translate_bad_ids(config)
+    @contextmanager
+    def translate_errors(self, config: TrainConfig) -> Iterator[None]:
+        """Turn TensorFlow's error about an id outside of a table into a WorkloadError with layer, rows and id; of lost servers into PeerLostError."""
+        try:
+            with translate_peer_errors():
+                yield
+        except tf.errors.InvalidArgumentError as error:
+            match = re.search(re.escape(OUTSIDE) + r"(the layer .*?)\] \[(-?\d+)\]", str(error.message), re.DOTALL)
+            if not match:
+                raise
+            raise WorkloadError(
+                f"train.workload {config.train.workload}: {match[1]} {match[2]}; ids are from 0 to the rows less one. Hash them into that range, "
+                "or make the layer larger"
+            ) from error
 
     def slots(self, table: Table) -> Sequence[str]:
         """Return the slots of each row of a table: see TableGroup.slots."""
@@ -235,7 +245,7 @@ class Tables:
             for slot in self.slots(table):
                 yield from self._group_of[table].row_ranges(table, slot)
 
-    def rows(self, table: Table, size: int) -> Iterator[RowRange]:
+    def table_row_ranges(self, table: Table, size: int) -> Iterator[RowRange]:
         """Yield the rows of a table in pieces of about `size` bytes."""
         return self._group_of[table].row_ranges(table, "", size)
 

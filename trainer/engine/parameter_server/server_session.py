@@ -105,7 +105,7 @@ class ServerSession(Session):
         with translate_peer_errors():
             self._state.assign_from_chief(step)
             if self.tables:
-                self.tables.start()
+                self.tables.initialize()
         self._step = step
 
     def fetch(self) -> None:

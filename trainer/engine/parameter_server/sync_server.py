@@ -12,7 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from trainer.engine.embeddings.row_updates import summed
+from trainer.engine.embeddings.row_updates import deduplicated
 from trainer.engine.embeddings.sharded_tables import RowGradients, Tables
 from trainer.engine.parameter_server.state import PackGroup, device
 
@@ -201,7 +201,7 @@ class SyncServer:
         dense = means[:packs]
         if self._tables:
             rows = [
-                summed(tf.IndexedSlices(values / tf.cast(needed, values.dtype), row_indices, tf.constant([0])))
+                deduplicated(tf.IndexedSlices(values / tf.cast(needed, values.dtype), row_indices, tf.constant([0])))
                 for row_indices, values in zip(sums[sum_count::2], sums[sum_count + 1 :: 2], strict=True)
             ]
             dense = self._tables.apply_mean(self._group, dense, rows)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from trainer.engine.embeddings import layers, start_rows
+from trainer.engine.embeddings import initial_rows, layers
 from trainer.settings import Embeddings
 from trainer.workloads.errors import WorkloadError
 
@@ -173,7 +173,7 @@ def test_the_initial_rows_of_a_layer_are_used(*, positional: bool) -> None:
             arguments = (3, 2, "uniform", None, None, False, rows) if positional else (3, 2)
             layer = keras.layers.Embedding(*arguments, name="it", **({} if positional else {"weights": [rows]}))
             layer.build()
-        actual = start_rows.initial_rows(layer._embeddings) if sharded else layer.get_weights()[0]
+        actual = initial_rows.given_rows(layer._embeddings) if sharded else layer.get_weights()[0]
         np.testing.assert_array_equal(actual, rows)
 
 

@@ -15,7 +15,7 @@ from tests.trainer.engine.test_loop import Output
 from trainer.engine.checkpoints import CheckpointError, Checkpoints
 from trainer.engine.collectives.all_reduce import AllReduce
 from trainer.engine.embeddings.local_tables import LocalTables
-from trainer.engine.embeddings.row_updates import summed
+from trainer.engine.embeddings.row_updates import deduplicated
 from trainer.engine.export import write_last
 from trainer.engine.replicated import LocalSession
 from trainer.events import Reporter
@@ -135,7 +135,7 @@ def test_a_checkpoint_of_rows_and_one_of_the_whole_matrix_are_refused_for_each_o
 
 
 def test_a_summed_gradient_has_each_row_once_and_the_nonzero_rows_of_a_dense_one() -> None:
-    sparse = summed(tf.IndexedSlices(tf.constant([[1.0], [2.0], [4.0]]), tf.constant([7, 3, 7]), tf.constant([9, 1])))
+    sparse = deduplicated(tf.IndexedSlices(tf.constant([[1.0], [2.0], [4.0]]), tf.constant([7, 3, 7]), tf.constant([9, 1])))
     assert (sparse.indices.numpy().tolist(), sparse.values.numpy().tolist()) == ([7, 3], [[5.0], [2.0]])
-    dense = summed(tf.constant([[0.0], [2.0], [0.0], [3.0]]))
+    dense = deduplicated(tf.constant([[0.0], [2.0], [0.0], [3.0]]))
     assert (dense.indices.numpy().tolist(), dense.values.numpy().tolist()) == ([1, 3], [[2.0], [3.0]])

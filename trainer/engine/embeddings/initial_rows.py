@@ -14,7 +14,7 @@ from trainer.workloads.errors import WorkloadError
 # (shape, seed int32 [2]) -> values
 Draw = Callable[[Any, tf.Tensor], tf.Tensor]
 # Standard deviation of a normal distribution that is cut off at two of its own (keras.initializers.VarianceScaling).
-_TRUNCATED = 0.87962566103423978
+_TRUNCATED_NORMAL_STDDEV = 0.87962566103423978
 
 
 def draw_of(table: Table) -> Draw:
@@ -34,7 +34,7 @@ def draw_of(table: Table) -> Draw:
     return draw
 
 
-def initial_rows(table: Table) -> np.ndarray[Any, Any] | None:
+def given_rows(table: Table) -> np.ndarray[Any, Any] | None:
     """Return the rows that a model gives its table, [rows, dimension]; None if they are drawn."""
     initializer, values = table.layer.embeddings_initializer, getattr(table.layer, INITIAL_ROWS, None)
     if values is None:
@@ -44,7 +44,7 @@ def initial_rows(table: Table) -> np.ndarray[Any, Any] | None:
     rows = np.asarray(values)
     if rows.shape != (table.rows, table.dimension):
         raise WorkloadError(
-            f"the layer {table.name!r} is given start values of shape {list(rows.shape)}; expected {[table.rows, table.dimension]}"
+            f"the layer {table.name!r} is given initial values of shape {list(rows.shape)}; expected {[table.rows, table.dimension]}"
         )
     return rows
 
@@ -76,6 +76,6 @@ def _scaled(made: Any, shape: tuple[int, int], dtype: tf.DType) -> Draw:
         limit = math.sqrt(3.0 * variance)
         return lambda size, seed: tf.random.stateless_uniform(size, seed, -limit, limit, dtype)
     if made.distribution == "truncated_normal":
-        deviation = math.sqrt(variance) / _TRUNCATED
+        deviation = math.sqrt(variance) / _TRUNCATED_NORMAL_STDDEV
         return lambda size, seed: tf.random.stateless_truncated_normal(size, seed, 0.0, deviation, dtype)
     return lambda size, seed: tf.random.stateless_normal(size, seed, 0.0, math.sqrt(variance), dtype)
