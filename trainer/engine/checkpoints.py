@@ -133,15 +133,10 @@ class Checkpoints:
         self._tracked_objects |= tables.parts if tables else {}
         self._callbacks = tf.Variable(b"", dtype=tf.string)
         self._saved = tf.train.Checkpoint(**self._tracked_objects, learning_rate=tf.Variable(self._rate), callbacks=self._callbacks)
-        self._directory, self._keep = directory, keep
+        self.directory, self._keep = directory, keep
         self._notices = [notice for notice in (_remove_incomplete(directory), _recover(directory)) if notice]
         self._paths = list_checkpoints(directory) or _on_disk(directory)
         self.written = 0  # bytes written so far, of all checkpoints: shows whether a save makes progress
-
-    @property
-    def directory(self) -> Path:
-        """Return the directory where they are."""
-        return self._directory
 
     @property
     def latest(self) -> str | None:
@@ -234,17 +229,17 @@ class Checkpoints:
             CannotSaveError: there is no checkpoint yet, and not even one fits, or the volume is read-only.
         """
         try:
-            self._directory.mkdir(parents=True, exist_ok=True)
+            self.directory.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             if error.errno not in _UNWRITABLE:
                 raise
-            raise CannotSaveError(f"{self._directory} cannot be made: {error.strerror}; make room there, {_CHOOSE}") from error
+            raise CannotSaveError(f"{self.directory} cannot be made: {error.strerror}; make room there, {_CHOOSE}") from error
         size = sum(v.value.shape.num_elements() * v.value.dtype.size for v in (*self._model.variables, *self._optimizer.variables))
-        disk = os.statvfs(self._directory)
+        disk = os.statvfs(self.directory)
         if disk.f_flag & os.ST_RDONLY:
             if not self._paths:
-                raise CannotSaveError(f"{self._directory} is read-only, and not one checkpoint can be saved; make it writable, {_CHOOSE}")
-            return f"{self._directory} is read-only: no checkpoint can be saved until that changes"
+                raise CannotSaveError(f"{self.directory} is read-only, and not one checkpoint can be saved; make it writable, {_CHOOSE}")
+            return f"{self.directory} is read-only: no checkpoint can be saved until that changes"
         if not disk.f_blocks:
             return ""
         size += self._tables.bytes if self._tables else 0
@@ -252,7 +247,7 @@ class Checkpoints:
         free = disk.f_bavail * disk.f_frsize
         taken = sum(file.stat().st_size for path in self._paths for file in _files_of(path))
         fitting = (free + taken) // max(1, size)
-        space = f"{self._directory} has {byte_size(free)} free, and a checkpoint of this model takes {byte_size(size)}"
+        space = f"{self.directory} has {byte_size(free)} free, and a checkpoint of this model takes {byte_size(size)}"
         if not fitting and not self._paths:
             raise CannotSaveError(f"{space}: not one can be saved; make room there, {_CHOOSE}")
         if fitting >= self._keep:
@@ -283,7 +278,7 @@ class Checkpoints:
                 files of this one remain, without an index; the next start removes them.
             PeerLostError: a parameter server that has rows of it is lost.
         """
-        path = str(self._directory / f"ckpt-{checkpoint.step}")
+        path = str(self.directory / f"ckpt-{checkpoint.step}")
         others = [other for other in self._paths if other != path and _files_of(other)]  # files may have been deleted to make space
         try:
             self._write(checkpoint)
@@ -297,7 +292,7 @@ class Checkpoints:
             self._write(checkpoint)
         retained = [*others, path][-self._keep :]
         try:
-            _write_names(self._directory, retained)
+            _write_names(self.directory, retained)
         except Exception:
             if path not in self._paths:
                 _delete([path])
@@ -307,8 +302,8 @@ class Checkpoints:
         return path
 
     def _write(self, checkpoint: InMemoryCheckpoint) -> None:
-        self._directory.mkdir(parents=True, exist_ok=True)
-        temporary_and_final = [(self._directory / f"{name}{_INCOMPLETE_SUFFIX}", self._directory / name) for name, _ in checkpoint.files]
+        self.directory.mkdir(parents=True, exist_ok=True)
+        temporary_and_final = [(self.directory / f"{name}{_INCOMPLETE_SUFFIX}", self.directory / name) for name, _ in checkpoint.files]
         try:
             for temporary, final in temporary_and_final:
                 for size in checkpoint.write(final.name, temporary):

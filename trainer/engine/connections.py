@@ -28,6 +28,14 @@ def connect(address: str, timeout: float) -> tuple[socket.socket | None, str | N
     return connection, None
 
 
+def keep_alive(connection: socket.socket, idle: int, interval: int, count: int) -> None:
+    """Let the kernel probe the other end after `idle` seconds, each `interval`, and end the connection after `count` unanswered probes."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in {"TCP_KEEPIDLE": idle, "TCP_KEEPINTVL": interval, "TCP_KEEPCNT": count}.items():
+        if (option := getattr(socket, name, None)) is not None:  # not every system has every one
+            connection.setsockopt(socket.IPPROTO_TCP, option, value)
+
+
 def closed_by_peer(connection: socket.socket) -> bool:
     """Return whether the other end has closed a connection; what it sent before, such as gRPC's greeting, is dropped."""
     try:

@@ -99,15 +99,13 @@ class FileWriter:
 
     def _write(self, path: Path) -> None:
         while writes := self._pending.get(path):
-            write = writes[0]
             try:
-                write()
+                writes[0]()
             except Exception as error:  # noqa: BLE001 - a volume's file system may raise any error
                 self._fail(path, error)
                 return
             with self._changed:
-                if writes[0] is write:
-                    writes.popleft()
+                writes.popleft()
                 if not self._pending[path]:
                     del self._pending[path]
                 self._failing.discard(path)

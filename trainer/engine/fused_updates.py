@@ -12,18 +12,6 @@ import keras
 import tensorflow as tf
 
 from trainer.engine.embeddings import row_updates
-from trainer.workloads.averaged_sgd import AveragedSGD
-
-# Optimizers whose update of an element depends on that element alone.
-ELEMENTWISE = frozenset(
-    [
-        AveragedSGD,
-        *(
-            getattr(keras.optimizers, name)
-            for name in ("SGD", "RMSprop", "Adam", "AdamW", "Adadelta", "Adagrad", "Adamax", "Nadam", "Ftrl", "Lion")
-        ),
-    ]
-)
 
 
 def _plain(optimizer: keras.optimizers.Optimizer) -> bool:
@@ -76,10 +64,11 @@ def apply(optimizer: keras.optimizers.Optimizer, gradients: Sequence[Any], varia
     """Update `variables` as `optimizer.apply(gradients, variables)` does; the optimizer must be built on them. Without gradients it only counts a step."""
     if type(optimizer) is keras.optimizers.Adagrad and _plain(optimizer) and any(isinstance(g, tf.IndexedSlices) for g in gradients):
         gradients, variables = _adagrad_rows(optimizer, gradients, variables)
-    if not gradients and not fuses(optimizer, variables):
+    fused = fuses(optimizer, variables)
+    if not gradients and not fused:
         optimizer.iterations.assign_add(1)
         return
-    if not fuses(optimizer, variables) or any(not isinstance(g, tf.Tensor) for g in gradients):
+    if not fused or any(not isinstance(g, tf.Tensor) for g in gradients):
         optimizer.apply(list(gradients), list(variables))
         return
     # Keras takes step t + 1 and the learning rate (a schedule's, too) at step t.

@@ -4,7 +4,7 @@ Keras keeps it outside of models, and one for each thread. Here a model holds it
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import keras
@@ -29,18 +29,14 @@ def states(model: keras.Model) -> list[tf.Variable]:
     return [] if generator is None else [generator.state.value]
 
 
-@contextmanager
-def drawing_with(model: keras.Model) -> Iterator[None]:
+def drawing_with(model: keras.Model) -> AbstractContextManager[None]:
     """Let functions of keras.random draw by the generator that the model holds, in this thread."""
-    with _drawing_by(getattr(model, _HELD)):
-        yield
+    return _drawing_by(getattr(model, _HELD))
 
 
-@contextmanager
-def drawing_on_worker(seed: tf.Tensor) -> Iterator[None]:
+def drawing_on_worker(seed: tf.Tensor) -> AbstractContextManager[None]:
     """Let functions of keras.random draw by `seed`, int32 [2]: a worker of parameter servers does not have the generator's variable."""
-    with _drawing_by(_Stateless(seed)):
-        yield
+    return _drawing_by(_Stateless(seed))
 
 
 @contextmanager

@@ -7,7 +7,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from trainer.engine import clock, data_length, global_seed, model_ops
+from trainer.engine import clock, data_length, global_seed, model_ops, schedules
 from trainer.engine.replica import Replica, timed_next
 from trainer.engine.session import CallProgress, NonFinite, Session
 from trainer.engine.train_config import TrainConfig
@@ -37,7 +37,7 @@ class MirroredSession(Session):
             built = model_ops.build(workload, config, self.replicas)
         self.model: keras.Model = built.model
         self.optimizer: keras.optimizers.Optimizer = built.optimizer
-        inner = getattr(built.optimizer, "inner_optimizer", built.optimizer)
+        inner = schedules.inner(built.optimizer)
         inner._all_reduce_sum_gradients = lambda pairs: pairs  # noqa: SLF001 - they are reduced already
         self._replica = Replica(workload, self.model, self.optimizer, config, run=self._run_everywhere)
         self._batches = config.train.gradients.accumulate

@@ -6,10 +6,12 @@ from contextlib import contextmanager
 import keras
 import tensorflow as tf
 
+from trainer.engine import schedules
+
 
 def are_enabled(optimizer: keras.optimizers.Optimizer) -> bool:
     """Return whether the optimizer keeps averages, or the one that it wraps to scale the loss."""
-    return bool(getattr(optimizer, "inner_optimizer", optimizer).use_ema)
+    return bool(schedules.inner(optimizer).use_ema)
 
 
 def are_available(optimizer: keras.optimizers.Optimizer) -> bool:

@@ -87,17 +87,13 @@ class Replica:
 
     def step(self, iterator: Any) -> tuple[tf.Tensor, list[Any]]:
         """Take a step's batches from `iterator`; return its measures and the gradients of the model's trainable variables, None if there is none."""
-        variables = [v.value for v in self._model.trainable_variables]
-        with global_seed.drawing_with(self._model):
-            measured, gradients, _ = self._mean(lambda: timed_next(iterator), self._gradients, [], variables)
-        return measured, self._with_none(gradients)
+        return self._step(lambda: timed_next(iterator))
 
     def step_on(self, batches: Any, waited: tf.Tensor) -> tuple[tf.Tensor, list[Any]]:
         """Take a step on `batches`; return its measures and the gradients of the model's trainable variables, None if there is none.
 
         Several batches of one step are stacked, [batches, batch, ...]. The task has `waited` so many seconds for them.
         """
-        variables = [v.value for v in self._model.trainable_variables]
         count = self._batches
         each = iter(range(count))
 
@@ -107,8 +103,12 @@ class Replica:
             index = next(each)
             return tf.nest.map_structure(lambda t: t[index], batches), waited / count
 
+        return self._step(take, unrolled=True)
+
+    def _step(self, take: Callable[[], tuple[Any, tf.Tensor]], *, unrolled: bool = False) -> tuple[tf.Tensor, list[Any]]:
+        variables = [v.value for v in self._model.trainable_variables]
         with global_seed.drawing_with(self._model):
-            measured, gradients, _ = self._mean(take, self._gradients, [], variables, unrolled=True)
+            measured, gradients, _ = self._mean(take, self._gradients, [], variables, unrolled=unrolled)
         return measured, self._with_none(gradients)
 
     def stateless_step(

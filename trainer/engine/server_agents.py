@@ -68,7 +68,7 @@ class ServerAgentSession(AgentSession):
 
     def _joined(self, pack: packing.Pack) -> tf.Tensor:
         with tf.device(_CHIEF_TASK):
-            return pack.join([tf.convert_to_tensor(self.model.trainable_variables[i].value) for i in pack.members])
+            return pack.join([self.model.trainable_variables[i].value for i in pack.members])
 
     def _publish(self) -> None:
         with translate_peer_errors():
@@ -107,10 +107,7 @@ class ServerAgentSession(AgentSession):
 
         @tf.function(autograph=False)
         def call(*arguments: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-            weights: list[Any] = [None] * variable_count
-            for pack, variable in zip(packs, published, strict=True):
-                for index, part in zip(pack.members, pack.split(tf.identity(variable)), strict=True):
-                    weights[index] = part
+            weights = packing.unpack(zip(packs, map(tf.identity, published), strict=True), variable_count)
             return agent.play(weights, *arguments)
 
         return call

@@ -210,7 +210,7 @@ class AllReduce:
             return
         with self.translate_peer_errors():
             if self._tcp is None:
-                _broadcast_as_sum(self, variables)
+                self._broadcast_as_sum(variables)
                 return
             self._check_same_variables(self._tcp, variables)
             for variable in variables:
@@ -219,6 +219,21 @@ class AllReduce:
                 else:
                     values = np.empty(variable.shape.num_elements(), variable.dtype.as_numpy_dtype)
                     variable.assign(self._tcp.broadcast(values).reshape(variable.shape))
+
+    def _broadcast_as_sum(self, variables: Sequence[tf.Variable]) -> None:
+        @tf.function(autograph=False)
+        def share() -> None:
+            done: list[tf.Operation] = []
+            for offset, (dtype, members) in enumerate(_by_type_and_size(variables)):
+                with tf.control_dependencies(done):
+                    vector = tf.concat([tf.cast(tf.reshape(v, [-1]), dtype) for v in members], 0)
+                # The sum of one task's values and the others' zeros is exact.
+                own = vector if self.index == 0 else tf.zeros_like(vector)
+                shared = self._reduce(own, _FIRST_OF_BROADCAST + offset)
+                parts = tf.split(shared, [int(np.prod(v.shape)) for v in members])
+                done = [v.assign(tf.cast(tf.reshape(part, v.shape), v.dtype)).op for v, part in zip(members, parts, strict=True)]
+
+        share()
 
     def _check_same_variables(self, tcp: TcpAllReduce, variables: Sequence[tf.Variable]) -> None:
         """Check that all tasks have variables of the same types and shapes, as a broadcast needs."""
@@ -255,9 +270,7 @@ class AllReduce:
         except tf.errors.OpError as error:
             if self._tcp and self._tcp.problem:
                 raise PeerLostError(self._tcp.problem) from error
-            if isinstance(error, _LOST):
-                raise PeerLostError(cause(error)) from error
-            if "Collective ops is aborted" not in str(error.message):
+            if not isinstance(error, _LOST) and "Collective ops is aborted" not in str(error.message):
                 raise
             raise PeerLostError(cause(error)) from error
 
@@ -293,22 +306,6 @@ def _check_versions(names: Sequence[str], numbers: Sequence[int]) -> None:
         + ". They start from different images, perhaps of one name on different nodes: load one image on all of them, "
         "or push it under a tag of its own (`launcher image build --push`) and name that as `image`"
     )
-
-
-def _broadcast_as_sum(all_reduce: AllReduce, variables: Sequence[tf.Variable]) -> None:
-    @tf.function(autograph=False)
-    def share() -> None:
-        done: list[tf.Operation] = []
-        for offset, (dtype, members) in enumerate(_by_type_and_size(variables)):
-            with tf.control_dependencies(done):
-                vector = tf.concat([tf.cast(tf.reshape(v, [-1]), dtype) for v in members], 0)
-            # The sum of one task's values and the others' zeros is exact.
-            own = vector if all_reduce.index == 0 else tf.zeros_like(vector)
-            shared = all_reduce._reduce(own, _FIRST_OF_BROADCAST + offset)  # noqa: SLF001 - same module
-            parts = tf.split(shared, [int(np.prod(v.shape)) for v in members])
-            done = [v.assign(tf.cast(tf.reshape(part, v.shape), v.dtype)).op for v, part in zip(members, parts, strict=True)]
-
-    share()
 
 
 def _by_type_and_size(variables: Sequence[tf.Variable]) -> Iterator[tuple[str, list[tf.Variable]]]:

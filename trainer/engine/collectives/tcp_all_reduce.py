@@ -20,6 +20,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from trainer.engine.connections import keep_alive
+
 Vector = np.ndarray[tuple[int], np.dtype[np.generic]]
 Array = np.ndarray[Any, np.dtype[Any]]
 Result = TypeVar("Result")
@@ -31,7 +33,7 @@ _ALIGNED = 64  # bytes; TensorFlow takes an array so aligned as it is, and copie
 
 # A peer that the network no longer reaches is dropped after half a minute. One that only does not read stays, however long: it may
 # be evaluating. So there is no TCP_USER_TIMEOUT, which would drop that, too.
-_KEEPALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 4}
+_KEEP_ALIVE = (10, 5, 4)  # see keep_alive
 
 
 class PeerUnreachableError(Exception):
@@ -110,7 +112,7 @@ class TcpAllReduce:
 
     def _reduce_pair(self, vector: Vector, divisor: int) -> Vector:
         other = 1 - self._index
-        (piece,) = self._buffers(1, vector.size, vector.dtype)
+        (piece,) = self._buffers(vector.size, vector.dtype)
         self._exchange({other: vector}, {other: piece})
         return _mean([vector, piece], divisor)  # of two, the order does not change the sum
 
@@ -124,7 +126,7 @@ class TcpAllReduce:
             self._send(0, vector)
             self._receive(0, _bytes(result))
             return result
-        pieces = self._buffers(len(self._peers), vector.size, vector.dtype)
+        pieces = self._buffers(vector.size, vector.dtype)
         for peer, piece in zip(self._peers, pieces, strict=True):
             self._receive(peer, _bytes(piece))
         result = _mean([vector, *pieces], divisor)
@@ -136,7 +138,7 @@ class TcpAllReduce:
         bounds = np.linspace(0, vector.size, len(self._names) + 1).astype(int)
         parts = [slice(start, end) for start, end in itertools.pairwise(bounds)]
         own = parts[self._index]
-        into = dict(zip(self._peers, self._buffers(len(self._peers), own.stop - own.start, vector.dtype), strict=True))
+        into = dict(zip(self._peers, self._buffers(own.stop - own.start, vector.dtype), strict=True))
         self._exchange({peer: vector[parts[peer]] for peer in self._peers}, into)
         ordered = [vector[own] if index == self._index else into[index] for index in range(len(self._names))]
         # In the type that is sent, so that all tasks hold the same bits.
@@ -160,10 +162,10 @@ class TcpAllReduce:
         self._exchange(dict.fromkeys(self._peers, message), into)
         return [message if index == self._index else into[index] for index in range(len(self._names))]
 
-    def _buffers(self, count: int, size: int, dtype: np.dtype[np.generic]) -> list[Vector]:
+    def _buffers(self, size: int, dtype: np.dtype[np.generic]) -> list[Vector]:
         key = (size, dtype.name)
         if key not in self._receive_buffers:
-            self._receive_buffers[key] = [np.empty(size, dtype) for _ in range(count)]
+            self._receive_buffers[key] = [np.empty(size, dtype) for _ in self._peers]
         return self._receive_buffers[key]
 
     def _exchange(self, sending: Mapping[int, Vector], receiving: Mapping[int, Vector]) -> None:
@@ -234,10 +236,7 @@ class TcpAllReduce:
 def _configure(connection: socket.socket) -> None:
     """Let the kernel detect when the other end can no longer be reached, and send short messages at once."""
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in _KEEPALIVE.items():
-        if option := getattr(socket, name, None):  # not every system has every one
-            connection.setsockopt(socket.IPPROTO_TCP, option, value)
+    keep_alive(connection, *_KEEP_ALIVE)
 
 
 def _parts(piece: Vector, like: Sequence[Array]) -> list[Array]:

@@ -148,7 +148,7 @@ def rule_of(optimizer: keras.optimizers.Optimizer, layers: Sequence[str]) -> Rul
 def decays(optimizer: keras.optimizers.Optimizer) -> bool:
     """Return whether the optimizer's weight decay applies to a table, by the name of Keras's variable (see exclude_from_weight_decay)."""
     excluded = getattr(optimizer, "_exclude_from_weight_decay_pattern", None)
-    return optimizer.weight_decay is not None and not (excluded and excluded.search("embeddings"))
+    return bool(optimizer.weight_decay) and not (excluded and excluded.search("embeddings"))
 
 
 def rate_and_count(optimizer: keras.optimizers.Optimizer) -> tuple[tf.Tensor, tf.Tensor]:

@@ -4,19 +4,30 @@ A vector of many variables is read, sent and updated in one go. Only optimizers 
 element may see variables that way; for others every variable stays by itself, with its own shape.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
 from trainer.engine import weight_decay
-from trainer.engine.fused_updates import ELEMENTWISE
 from trainer.engine.optimizer_copy import copied
+from trainer.workloads.averaged_sgd import AveragedSGD
 
 _VECTOR_BYTES = 64 * 2**20  # a larger model gets several vectors, so that no message nears gRPC's 2 GiB
 SINGLE_SERVER_BYTES = 64 * 2**10  # a smaller model is one vector on one server: another message would cost more than its content
+# Optimizers whose update of an element depends on that element alone.
+_ELEMENTWISE = frozenset(
+    [
+        AveragedSGD,
+        *(
+            getattr(keras.optimizers, name)
+            for name in ("SGD", "RMSprop", "Adam", "AdamW", "Adadelta", "Adagrad", "Adamax", "Nadam", "Ftrl", "Lion")
+        ),
+    ]
+)
 
 
 @dataclass(frozen=True)
@@ -34,15 +45,24 @@ class Pack:
         """Return the number of elements of each member."""
         return [int(np.prod(shape)) for shape in self.shapes]
 
-    def join(self, values: Sequence[tf.Tensor]) -> tf.Tensor:
+    def join(self, values: Sequence[Any]) -> tf.Tensor:
         """Return the pack's tensor made of one tensor per member."""
-        return tf.concat([tf.reshape(v, [-1]) for v in values], 0) if self.flattened else values[0]
+        return tf.concat([tf.reshape(v, [-1]) for v in values], 0) if self.flattened else tf.convert_to_tensor(values[0])
 
     def split(self, value: tf.Tensor) -> list[tf.Tensor]:
         """Return one tensor per member made of the pack's tensor."""
         if not self.flattened:
             return [value]
         return [tf.reshape(part, shape) for part, shape in zip(tf.split(value, self.sizes), self.shapes, strict=True)]
+
+
+def unpack(packs: Iterable[tuple[Pack, tf.Tensor]], count: int) -> list[tf.Tensor]:
+    """Return the model's `count` trainable values in its order, made of each pack's tensor."""
+    values: list[Any] = [None] * count
+    for pack, tensor in packs:
+        for index, part in zip(pack.members, pack.split(tensor), strict=True):
+            values[index] = part
+    return values
 
 
 def lay_out(variables: Sequence[keras.Variable], servers: int, *, flattened: bool) -> list[Pack]:
@@ -77,7 +97,7 @@ def _groups(members: list[int], sizes: list[int]) -> list[list[int]]:
 def elementwise(optimizer: keras.optimizers.Optimizer) -> bool:
     """Return whether the optimizer treats every element alike, so that variables may be joined in vectors."""
     return (
-        type(optimizer) in ELEMENTWISE
+        type(optimizer) in _ELEMENTWISE
         and optimizer.clipnorm is None
         and optimizer.gradient_accumulation_steps is None
         and not (optimizer.use_ema and optimizer.ema_overwrite_frequency)

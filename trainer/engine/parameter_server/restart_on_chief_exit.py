@@ -18,8 +18,7 @@ from trainer.tf_config import TaskConfig
 
 _RENEW_INTERVAL = 10.0  # seconds; gRPC ends a connection on which nothing was said for two minutes
 _CONNECT_TIMEOUT = 1.0  # seconds for the chief to take a connection
-# For a chief whose machine vanished: seconds until the first probe, between probes, and how many go unanswered. A system may lack some.
-_KEEPALIVE = (("TCP_KEEPIDLE", 5), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3))
+_KEEP_ALIVE = (5, 5, 3)  # see keep_alive: for a chief whose machine vanished
 
 
 def rows_file(scratch_dir: str, task_name: str) -> Path:
@@ -58,10 +57,7 @@ class RestartOnChiefExit:
             self._renew_at = time.monotonic() + _RENEW_INTERVAL
             connection, _ = connections.connect(self._chief, _CONNECT_TIMEOUT)
             if connection is not None:
-                connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-                for name, value in _KEEPALIVE:
-                    if (option := getattr(socket, name, None)) is not None:
-                        connection.setsockopt(socket.IPPROTO_TCP, option, value)
+                connections.keep_alive(connection, *_KEEP_ALIVE)
                 if self._connection is not None:
                     self._connection.close()
                 self._connection = connection

@@ -25,6 +25,7 @@ import tensorflow as tf
 from trainer import error_file
 from trainer.engine import connections, saving
 from trainer.engine.parameter_server.servers import leaving_file
+from trainer.engine.parameter_server.state import device
 from trainer.engine.session import PeerLostError
 from trainer.events import Reporter
 from trainer.exit_codes import ExitCode
@@ -233,6 +234,6 @@ def _unmapped(host: str) -> str:
 
 def watch(servers: Mapping[str, str], scratch_dir: str, report: Reporter) -> ServerWatch:
     """Watch the ps and workers of the cluster, name -> address, that this process is connected to."""
-    devices = {name: f"/job:ps/replica:0/task:{name.rpartition('-')[2]}/device:CPU:0" for name in servers if name.startswith("ps-")}
+    devices = {name: device(int(name.rpartition("-")[2])) for name in servers if name.startswith("ps-")}
     stop_checks = {name: file_check(leaving_file(scratch_dir, name), device) for name, device in devices.items()}
     return ServerWatch(servers, stop_checks, lambda message: report("notice", message=message), lambda reason: exit_process(report, reason))

@@ -78,7 +78,7 @@ class PackGroup:
     def assign_from_chief(self, step: int) -> None:
         """Copy the chief's variables and optimizer to the servers and set the step."""
         for pack, variable in zip(self.packs, self.variables, strict=True):
-            variable.value.assign(pack.join([tf.convert_to_tensor(self._model.trainable_variables[i].value) for i in pack.members]))
+            variable.value.assign(pack.join([self._model.trainable_variables[i].value for i in pack.members]))
         self._copy_optimizer(to_servers=True)
         self.step.assign(tf.cast(step, self.step.dtype))
         if self._ahead is not None:  # a checkpoint of an earlier version is not ahead
@@ -108,9 +108,7 @@ class PackGroup:
         for own, packed in zip(chief_slots.slots, server_slots.slots, strict=True):
             for pack, index in zip(self.packs, packed, strict=True):
                 if to_servers:
-                    server_variables[index].value.assign(
-                        pack.join([tf.convert_to_tensor(chief_variables[own[i]].value) for i in pack.members])
-                    )
+                    server_variables[index].value.assign(pack.join([chief_variables[own[i]].value for i in pack.members]))
                 else:
                     parts = pack.split(tf.convert_to_tensor(server_variables[index].value.numpy()))
                     for i, part in zip(pack.members, parts, strict=True):
@@ -156,16 +154,12 @@ class ServerState:
 
     def unpacked(self, packed: Sequence[Sequence[tf.Tensor]]) -> list[tf.Tensor]:
         """Return the trainable values in the model's order, made of one tensor per pack in each group."""
-        values: list[Any] = [None] * len(self._model.trainable_variables)
-        for group, tensors in zip(self.groups, packed, strict=True):
-            for pack, tensor in zip(group.packs, tensors, strict=True):
-                for index, part in zip(pack.members, pack.split(tensor), strict=True):
-                    values[index] = part
-        return values
+        pairs = (pair for group, tensors in zip(self.groups, packed, strict=True) for pair in zip(group.packs, tensors, strict=True))
+        return packing.unpack(pairs, len(self._model.trainable_variables))
 
     def packed(self, gradients: Sequence[Any]) -> list[list[tf.Tensor]]:
         """Return, for each group, one tensor per pack, made of one gradient per trainable variable."""
-        return [[pack.join([tf.convert_to_tensor(gradients[i]) for i in pack.members]) for pack in group.packs] for group in self.groups]
+        return [[pack.join([gradients[i] for i in pack.members]) for pack in group.packs] for group in self.groups]
 
     def read(self) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
         """Return the trainable values in the model's order and the floating ones that are not trained; on the caller's device."""

@@ -11,7 +11,6 @@ import tensorflow as tf
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.engine.fused_updates import ELEMENTWISE
 from trainer.engine.parameter_server import packing
 
 
@@ -54,7 +53,7 @@ def test_variables_that_are_not_flattened_keep_their_shape_and_order() -> None:
     assert packs[1].join([tf.ones((50, 50))]).shape == (50, 50)
 
 
-@pytest.mark.parametrize("kind", sorted(ELEMENTWISE, key=str))
+@pytest.mark.parametrize("kind", sorted(packing._ELEMENTWISE, key=str))
 @pytest.mark.parametrize("count", [1, 3])
 @pytest.mark.parametrize("averaged", [False, True])
 def test_slots_are_found_for_every_optimizer_that_is_packed(kind: Any, count: int, averaged: bool) -> None:
