@@ -44,11 +44,11 @@ def connected(floats: int, index: int) -> Any:
 
 def work(index: int, steps: int, floats: int, stopwatch: task.Stopwatch) -> None:
     """Train as worker `index`; worker 0 measures."""
-    from trainer.engine.replicated import LocalSession
+    from trainer.engine.replicated import ReplicatedSession
     from trainer.workloads.loading import load_workload
 
     config = ours.config_of({**ours.MLP, "steps": steps}, "multi_worker_mirrored")
-    session = LocalSession(load_workload(config.train), config, connected(floats, index))
+    session = ReplicatedSession(load_workload(config.train), config, connected(floats, index))
     session.begin_at(0)
     while session.step < steps:
         progress = session.run(1 if session.step == 0 else min(STEPS_PER_CALL, steps - session.step))

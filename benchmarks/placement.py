@@ -38,13 +38,13 @@ def train(workload: str, strategy: str, precision: str, steps: int) -> dict[str,
     tf.debugging.set_log_device_placement(True)
     from trainer.engine.collectives.all_reduce import AllReduce
     from trainer.engine.mirrored import MirroredSession, devices
-    from trainer.engine.replicated import LocalSession
+    from trainer.engine.replicated import ReplicatedSession
     from trainer.workloads.loading import load_workload
 
     settings = {"workload": workload, "steps": steps, "precision": precision, "batch_size": 32}
     config = ours.config_of(settings, strategy, local_replicas=2)
     loaded = load_workload(config.train)
-    session = MirroredSession(loaded, config, devices(2)) if strategy == "mirrored" else LocalSession(loaded, config, AllReduce())
+    session = MirroredSession(loaded, config, devices(2)) if strategy == "mirrored" else ReplicatedSession(loaded, config, AllReduce())
     session.begin_at(0)
     losses = [session.run(1).loss for _ in range(steps)]
     gpus = tf.config.list_logical_devices("GPU")

@@ -120,9 +120,9 @@ class TrainingSetup:
 
 def _single(context: RoleContext, workload: Workload) -> TrainingSetup:
     from trainer.engine.collectives.all_reduce import AllReduce
-    from trainer.engine.replicated import LocalSession
+    from trainer.engine.replicated import ReplicatedSession
 
-    return TrainingSetup(1, lambda config: LocalSession(workload, config, AllReduce()), context.stop_requested)
+    return TrainingSetup(1, lambda config: ReplicatedSession(workload, config, AllReduce()), context.stop_requested)
 
 
 @contextmanager
@@ -138,7 +138,7 @@ def _signals_restored() -> Iterator[None]:
 
 def _multi_worker(context: RoleContext, workload: Workload) -> TrainingSetup:
     from trainer.engine.collectives.all_reduce import AllReduce
-    from trainer.engine.replicated import LocalSession
+    from trainer.engine.replicated import ReplicatedSession
 
     addresses = context.task.tasks()
     names = list(addresses)
@@ -146,7 +146,7 @@ def _multi_worker(context: RoleContext, workload: Workload) -> TrainingSetup:
         all_reduce = AllReduce(len(names), names.index(context.task.name), context.config.train.gradients.wire)
     if message := all_reduce.connect(names, list(addresses.values())):
         context.report("notice", message=message)
-    return TrainingSetup(all_reduce.size, lambda config: LocalSession(workload, config, all_reduce), context.stop_requested)
+    return TrainingSetup(all_reduce.size, lambda config: ReplicatedSession(workload, config, all_reduce), context.stop_requested)
 
 
 def _mirrored(context: RoleContext, workload: Workload) -> TrainingSetup:

@@ -194,7 +194,7 @@ class _Evaluator:
     def evaluate(self, stop_requested: Callable[[], bool]) -> bool:
         """Evaluate the loaded checkpoint, record and report the result; return False if `stop_requested` returned True before the end."""
         step = int(self._step.numpy())
-        moving_averages.take(self._model, self._optimizer)
+        moving_averages.swap_in(self._model, self._optimizer)
         self._report.heartbeat("evaluating", step=step)
 
         def report_and_check() -> bool:

@@ -321,7 +321,7 @@ class _Chief:
         """Export the model as it is if there is no best one: nothing was evaluated yet, or no evaluation gave a number."""
         evaluated = self._best.has_best if self._best else finished  # by the evaluator, which waits for the last checkpoint
         if self._export and not evaluated and self._divergence.may_save(step):
-            with moving_averages.shown(self._session.model, self._session.optimizer):
+            with moving_averages.swapped_in(self._session.model, self._session.optimizer):
                 model, run_dir, tables = self._session.model, self._config.run_dir, self._sharded_tables
                 write_last(self._export, run_dir, step, self._metrics, model, self._report, deadline, finished=finished, tables=tables)
 
@@ -371,7 +371,7 @@ class _Chief:
             return self._metrics
         began, phase = time.monotonic(), self._report.phase or "training"
         self._report.heartbeat("evaluating", step=step)
-        with moving_averages.shown(self._session.model, self._session.optimizer):
+        with moving_averages.swapped_in(self._session.model, self._session.optimizer):
             self._metrics = self._callbacks.evaluation(partial(self._evaluate_batches, self._evaluation or self.prepare_evaluation()))
             if self._best and self._divergence.may_save(step):
                 self._report.heartbeat("saving", step=step)

@@ -19,20 +19,20 @@ def are_available(optimizer: keras.optimizers.Optimizer) -> bool:
     return are_enabled(optimizer) and int(keras.ops.convert_to_numpy(optimizer.iterations)) > 0
 
 
-def take(model: keras.Model, optimizer: keras.optimizers.Optimizer) -> None:
+def swap_in(model: keras.Model, optimizer: keras.optimizers.Optimizer) -> None:
     """Replace the model's trainable variables by their averages, if the optimizer keeps any."""
     if are_available(optimizer):
         optimizer.finalize_variable_values(model.trainable_variables)
 
 
 @contextmanager
-def shown(model: keras.Model, optimizer: keras.optimizers.Optimizer) -> Iterator[None]:
+def swapped_in(model: keras.Model, optimizer: keras.optimizers.Optimizer) -> Iterator[None]:
     """Give the model the averages inside, and its own values again afterwards."""
     if not are_available(optimizer):
         yield
         return
     own = [tf.identity(variable.value) for variable in model.trainable_variables]
-    take(model, optimizer)
+    swap_in(model, optimizer)
     try:
         yield
     finally:

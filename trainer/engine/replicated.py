@@ -24,7 +24,7 @@ _CLOSE_DELAY = 0.3
 _CONTROL_NUMBERS = 3
 
 
-class LocalSession(Session):
+class ReplicatedSession(Session):
     """One replica in this process; with an all-reduce of several tasks, one replica in each of them."""
 
     def __init__(self, workload: Workload, config: TrainConfig, all_reduce: AllReduce) -> None:

@@ -22,13 +22,13 @@ def main(index: int, addresses: list[str]) -> None:
 
     import_frameworks()
     from trainer.engine.collectives.all_reduce import AllReduce
-    from trainer.engine.replicated import LocalSession
+    from trainer.engine.replicated import ReplicatedSession
 
     all_reduce = AllReduce(len(addresses), index)
     all_reduce.connect([f"worker-{i}" for i in range(len(addresses))], addresses)
     cases = {"epochs": False, "batches": True, "chief only": True if index == 0 else None}
-    report = train_cases(lambda workload, config: LocalSession(workload, config, all_reduce), cases, _OPTIMIZER)
-    report["resumed"] = resume(lambda workload, config: LocalSession(workload, config, all_reduce))
+    report = train_cases(lambda workload, config: ReplicatedSession(workload, config, all_reduce), cases, _OPTIMIZER)
+    report["resumed"] = resume(lambda workload, config: ReplicatedSession(workload, config, all_reduce))
     report_and_wait(report)
 
 

@@ -149,12 +149,12 @@ def compare_with_dense(case: str, scratch: Path, connection: Any) -> dict[str, A
     from tests.trainer.engine import embedding_models
     from trainer.engine import fused_updates
     from trainer.engine.collectives.all_reduce import AllReduce
-    from trainer.engine.replicated import LocalSession
+    from trainer.engine.replicated import ReplicatedSession
     from trainer.workloads.loading import load_workload
 
     params = {"model": case, **CASES[case]}
     dense_job = config_of(scratch, params, embeddings=DENSE)
-    dense = LocalSession(load_workload(dense_job.train), dense_job, AllReduce())
+    dense = ReplicatedSession(load_workload(dense_job.train), dense_job, AllReduce())
     apply = fused_updates.apply
 
     def apply_dense(optimizer: Any, gradients: Any, variables: Any) -> None:
@@ -199,7 +199,7 @@ def checkpoint_files(scratch: Path, session: Any, config: Any) -> dict[str, Any]
     from trainer.engine.embeddings import layers
     from trainer.engine.embeddings.sharded_tables import Tables
     from trainer.engine.model_ops import build, evaluation
-    from trainer.engine.replicated import LocalSession
+    from trainer.engine.replicated import ReplicatedSession
     from trainer.workloads.loading import load_workload
 
     path = Checkpoints(scratch / "checkpoints", session.model, session.optimizer, 3, session.tables.files()).save(STEPS)
@@ -224,7 +224,7 @@ def checkpoint_files(scratch: Path, session: Any, config: Any) -> dict[str, Any]
     alive.append(on_two_servers)
     restored = Checkpoints(scratch / "checkpoints", built.model, built.optimizer, 3, on_two_servers.files()).restore(print)
     restored_rows = rows_of(on_two_servers)
-    local = LocalSession(load_workload(config.train), config, AllReduce())
+    local = ReplicatedSession(load_workload(config.train), config, AllReduce())
     assert local.tables
     Checkpoints(scratch / "checkpoints", local.model, local.optimizer, 3, local.tables.files()).restore(print)
     restored_locally = local_rows(local)

@@ -38,7 +38,7 @@ def main() -> None:
     from tests.trainer.engine.small import Small, small_config
     from trainer.engine.collectives.all_reduce import AllReduce
     from trainer.engine.mirrored import MirroredSession, devices
-    from trainer.engine.replicated import LocalSession
+    from trainer.engine.replicated import ReplicatedSession
 
     keep_sessions()
     names = devices(2)
@@ -47,7 +47,7 @@ def main() -> None:
         keras.config.set_dtype_policy("float32")  # a case's own policy would stay
         sessions: list[Any] = [
             MirroredSession(Small(params), small_config(steps=STEPS, batch_size=BATCH, **train), names),
-            LocalSession(Small(params), small_config(steps=STEPS, batch_size=2 * BATCH, **train), AllReduce()),
+            ReplicatedSession(Small(params), small_config(steps=STEPS, batch_size=2 * BATCH, **train), AllReduce()),
         ]
         for session in sessions:
             session.begin_at(0)

@@ -77,7 +77,7 @@ def compare(tf_config: str, scratch: str) -> dict[str, Any]:
     from trainer.engine.collectives.all_reduce import AllReduce
     from trainer.engine.parameter_server import asynchronous, packing, servers
     from trainer.engine.parameter_server.asynchronous import AsynchronousSession
-    from trainer.engine.replicated import LocalSession
+    from trainer.engine.replicated import ReplicatedSession
     from trainer.engine.train_config import TrainConfig, train_config
     from trainer.settings import Train, TrainerSettings
     from trainer.tf_config import parse
@@ -94,7 +94,7 @@ def compare(tf_config: str, scratch: str) -> dict[str, Any]:
         report["cases"][name] = compare_updates(model_ops.build(Small(params), config_of(UPDATES)), connection.servers)
     for name, (params, settings) in SESSIONS.items():
         keras.config.set_dtype_policy("float32")  # a case's own policy would stay
-        local = LocalSession(Small(params), config_of(STEPS, **settings), AllReduce())
+        local = ReplicatedSession(Small(params), config_of(STEPS, **settings), AllReduce())
         local.begin_at(0)
         for _ in range(3):
             local.run(STEPS // 3)

@@ -122,13 +122,13 @@ def _tables(index: int, reducer: Any) -> dict[str, object]:
     """Train large embedding layers with the other task; return all weights and slots, and their difference from those of a single process."""
     from tests.trainer.engine.drive_embeddings import config_of
     from trainer.engine.collectives.all_reduce import AllReduce
-    from trainer.engine.replicated import LocalSession
+    from trainer.engine.replicated import ReplicatedSession
     from trainer.workloads.loading import load_workload
 
     def trained(reducer: AllReduce, accumulate: int) -> list[np.ndarray]:
         params = {"model": "functional", "optimizer": "Adagrad"}
         config = config_of(Path(scratch), params, steps=50, gradients={"accumulate": accumulate})
-        session = LocalSession(load_workload(config.train), config, reducer)
+        session = ReplicatedSession(load_workload(config.train), config, reducer)
         session.begin_at(0)
         session.run(50)
         assert session.tables

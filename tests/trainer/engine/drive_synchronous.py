@@ -58,14 +58,14 @@ def compare_rows(scratch: Path, params: dict[str, Any], connection: Any) -> dict
     from tests.trainer.engine.drive_embeddings import config_of
     from trainer.engine.collectives.all_reduce import AllReduce
     from trainer.engine.parameter_server.synchronous import SynchronousSession
-    from trainer.engine.replicated import LocalSession
+    from trainer.engine.replicated import ReplicatedSession
     from trainer.workloads.loading import load_workload
 
     config = config_of(scratch, params, steps=ROUNDS, sync={"replicas_to_aggregate": WORKERS})
     remote = SynchronousSession(load_workload(config.train), config, connection, lambda: False)
     alive.append(remote)
     local_job = config_of(scratch, params, steps=ROUNDS, gradients={"accumulate": WORKERS})
-    local = LocalSession(load_workload(local_job.train), local_job, AllReduce())
+    local = ReplicatedSession(load_workload(local_job.train), local_job, AllReduce())
     local.begin_at(0)
     local.run(ROUNDS)
     remote.begin_at(0)
@@ -97,7 +97,7 @@ def compare_saved_rows(scratch: Path, connection: Any) -> dict[str, Any]:
     from trainer.engine import loop
     from trainer.engine.collectives.all_reduce import AllReduce
     from trainer.engine.parameter_server.synchronous import SynchronousSession
-    from trainer.engine.replicated import LocalSession
+    from trainer.engine.replicated import ReplicatedSession
     from trainer.events import Reporter
     from trainer.workloads.loading import load_workload
 
@@ -124,7 +124,7 @@ def compare_saved_rows(scratch: Path, connection: Any) -> dict[str, Any]:
     loop.run(remote, workload, config, Reporter("chief", sys.stderr), lambda: False)
     remote.fetch()
     local_job = config_of(scratch, params, steps=ROUNDS, gradients={"accumulate": WORKERS})
-    local = LocalSession(load_workload(local_job.train), local_job, AllReduce())
+    local = ReplicatedSession(load_workload(local_job.train), local_job, AllReduce())
     local.begin_at(0)
     local.run(half)
     reader = tf.train.load_checkpoint(str(scratch / "saved" / "checkpoints" / f"ckpt-{half}"))
@@ -187,7 +187,7 @@ def compare(cluster: Any) -> dict[str, Any]:  # noqa: PLR0915 - all cases in tur
     from trainer.engine.collectives.all_reduce import AllReduce
     from trainer.engine.parameter_server import packing
     from trainer.engine.parameter_server.synchronous import SynchronousSession
-    from trainer.engine.replicated import LocalSession
+    from trainer.engine.replicated import ReplicatedSession
 
     packing.SINGLE_SERVER_BYTES = 0  # so that small models are on both servers, too
 
@@ -210,7 +210,9 @@ def compare(cluster: Any) -> dict[str, Any]:  # noqa: PLR0915 - all cases in tur
         remote.close()
         batches = gradients.get("accumulate", 1)
         whole = {**gradients, "accumulate": 1, "wire": "float32"}
-        local = LocalSession(Small(params), small_config(steps=ROUNDS, batch_size=BATCH * WORKERS * batches, gradients=whole), AllReduce())
+        local = ReplicatedSession(
+            Small(params), small_config(steps=ROUNDS, batch_size=BATCH * WORKERS * batches, gradients=whole), AllReduce()
+        )
         local.begin_at(0)
         local.run(ROUNDS)
         difference = max(float(np.max(np.abs(a - b))) for a, b in zip(weights(local), weights(remote), strict=True))

@@ -19,7 +19,7 @@ from trainer.engine import loop, model_ops, run_state
 from trainer.engine.callbacks import CallbackList, continue_logs
 from trainer.engine.checkpoints import Checkpoints
 from trainer.engine.collectives.all_reduce import AllReduce
-from trainer.engine.replicated import LocalSession
+from trainer.engine.replicated import ReplicatedSession
 from trainer.engine.session import CallProgress
 from trainer.engine.train_config import TrainConfig
 from trainer.events import Reporter
@@ -33,11 +33,11 @@ def train(
     params: dict[str, Any] | None = None,
     workload_class: type[SmallWithCallbacks] = SmallWithCallbacks,
     **changes: Any,
-) -> tuple[LocalSession, loop.TrainingOutcome, Output]:
+) -> tuple[ReplicatedSession, loop.TrainingOutcome, Output]:
     """Train in this process, 25 steps an epoch; return the session, the outcome and the reported events."""
     workload = workload_class(make_callbacks, **(params or {}))
     config = callback_config(workload, run_dir, **changes)
-    session = LocalSession(workload, config, AllReduce())
+    session = ReplicatedSession(workload, config, AllReduce())
     output = Output()
     stop_requested = (lambda: session.step >= stop_after) if stop_after else (lambda: False)
     return session, loop.run(session, workload, config, Reporter("chief", output), stop_requested), output
@@ -84,7 +84,7 @@ def begun_callbacks(
     """Return hooks that are called as before the first step of a run, and its configuration, without training."""
     workload = SmallWithCallbacks(make_callbacks)
     config = callback_config(workload, run_dir, **changes)
-    callbacks = CallbackList(LocalSession(workload, config, AllReduce()), workload, config, Reporter("chief", output or Output()))
+    callbacks = CallbackList(ReplicatedSession(workload, config, AllReduce()), workload, config, Reporter("chief", output or Output()))
     callbacks.begin(0, None)
     return callbacks, config
 
@@ -237,7 +237,7 @@ class Guided:
     run_dir: Path
     stopping: EarlyStoppingAtMinLoss
     recorder: Recorder
-    session: LocalSession
+    session: ReplicatedSession
     outcome: loop.TrainingOutcome
     output: Output
 
@@ -353,7 +353,7 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, loop.
 
 
 @pytest.fixture(scope="module")
-def interrupted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, LocalSession, loop.TrainingOutcome, Output]:
+def interrupted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, ReplicatedSession, loop.TrainingOutcome, Output]:
     """Return the same of a run with these callbacks that is stopped within an epoch, and with the last step of one; and its session."""
     directory = tmp_path_factory.mktemp("interrupted")
     with pytest.MonkeyPatch.context() as patch:
@@ -368,7 +368,7 @@ def interrupted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, LocalSe
 
 
 def test_callbacks_of_a_resumed_run_continue(
-    uninterrupted: tuple[Path, loop.TrainingOutcome, Output], interrupted: tuple[Path, LocalSession, loop.TrainingOutcome, Output]
+    uninterrupted: tuple[Path, loop.TrainingOutcome, Output], interrupted: tuple[Path, ReplicatedSession, loop.TrainingOutcome, Output]
 ) -> None:
     _, whole, output = uninterrupted
     reason = "the callback EarlyStopping.on_epoch_end has set model.stop_training in epoch 8"
@@ -383,7 +383,7 @@ def test_callbacks_of_a_resumed_run_continue(
 
 
 def test_a_log_continues_without_rows_of_epochs_that_are_repeated(
-    uninterrupted: tuple[Path, loop.TrainingOutcome, Output], interrupted: tuple[Path, LocalSession, loop.TrainingOutcome, Output]
+    uninterrupted: tuple[Path, loop.TrainingOutcome, Output], interrupted: tuple[Path, ReplicatedSession, loop.TrainingOutcome, Output]
 ) -> None:
     resumed_rows = rows(interrupted[0] / "parts")
     assert [row["epoch"] for row in resumed_rows] == [str(epoch) for epoch in range(8)]

@@ -20,7 +20,7 @@ from tests.waiting import until
 from trainer.engine import evaluations, evaluator, loop, run_state
 from trainer.engine.collectives.all_reduce import AllReduce
 from trainer.engine.loop import TrainingOutcome
-from trainer.engine.replicated import LocalSession
+from trainer.engine.replicated import ReplicatedSession
 from trainer.engine.session import CallProgress
 from trainer.events import Reporter
 from trainer.settings import TrainerSettings
@@ -49,7 +49,7 @@ def start(trainers: Any, run_dir: Path, role: str = "evaluator", params: dict[st
     return trainers.trainer(env=environment, preload=forked.TENSORFLOW)
 
 
-class Gated(LocalSession):
+class Gated(ReplicatedSession):
     """Takes a step only when it may."""
 
     end = 0  # the step up to which it may train

@@ -13,7 +13,7 @@ from tests.trainer.engine.test_loop import ONLY_SAVED, train
 from trainer.engine import model_ops
 from trainer.engine.collectives.all_reduce import AllReduce
 from trainer.engine.replica import Replica
-from trainer.engine.replicated import LocalSession
+from trainer.engine.replicated import ReplicatedSession
 from trainer.workloads.errors import WorkloadError
 from trainer.workloads.protocol import Shard
 
@@ -49,9 +49,9 @@ def on_a_worker(workload: Any, **settings: Any) -> Replica:
     return replica
 
 
-def in_one_process(workload: Any, **settings: Any) -> LocalSession:
+def in_one_process(workload: Any, **settings: Any) -> ReplicatedSession:
     """Take 3 steps; return the session."""
-    session = LocalSession(workload, small_config(**settings), AllReduce())
+    session = ReplicatedSession(workload, small_config(**settings), AllReduce())
     session.begin_at(0)
     session.run(3)
     return session

@@ -17,7 +17,7 @@ from tests.trainer.engine.small import Poisoned, Small
 from trainer.engine import loop, run_state
 from trainer.engine.checkpoints import CheckpointError
 from trainer.engine.collectives.all_reduce import AllReduce
-from trainer.engine.replicated import LocalSession
+from trainer.engine.replicated import ReplicatedSession
 from trainer.engine.session import CallProgress, DivergedError, NonFinite
 from trainer.engine.train_config import TrainConfig, train_config
 from trainer.events import Reporter
@@ -61,7 +61,7 @@ def train(
     steps: int,
     params: dict[str, Any] | None = None,
     stop_after: int | None = None,
-    kind: type[LocalSession] = LocalSession,
+    kind: type[ReplicatedSession] = ReplicatedSession,
     data: Callable[[dict[str, Any]], Any] = Small,
     **changes: Any,
 ) -> tuple[Any, Any, Output]:
@@ -179,7 +179,7 @@ def test_a_complete_run_does_not_train_again(straight: Run) -> None:
         np.testing.assert_array_equal(before, after)
 
 
-class Ahead(LocalSession):
+class Ahead(ReplicatedSession):
     """Like a session with servers: `flush` waits for the steps under way, and the next `run` reports them."""
 
     _under_way = 0
@@ -284,7 +284,7 @@ def test_weights_that_are_not_finite_are_not_saved_even_if_the_loss_is_finite(tm
     assert finite_checkpoints(tmp_path) == [10, 20]
 
 
-class Late(LocalSession):
+class Late(ReplicatedSession):
     """A session whose worker-1 has not yet reported a call when an evaluation reads the weights."""
 
     def flush(self) -> NonFinite:

@@ -59,7 +59,7 @@ def test_a_model_shows_its_averages_and_gets_its_own_values_back_even_after_an_e
     during: list[Any] = []
 
     def use_averages() -> None:
-        with moving_averages.shown(built.model, built.optimizer):
+        with moving_averages.swapped_in(built.model, built.optimizer):
             during.extend(weights(built))
             raise ZeroDivisionError
 
@@ -74,7 +74,7 @@ def test_a_model_shows_its_averages_and_gets_its_own_values_back_even_after_an_e
 def test_a_model_keeps_its_own_values_before_the_first_step() -> None:
     built = model_after(0)
     before = weights(built)
-    moving_averages.take(built.model, built.optimizer)
+    moving_averages.swap_in(built.model, built.optimizer)
     for own, current in zip(before, weights(built), strict=True):
         np.testing.assert_array_equal(current, own)
 
@@ -96,7 +96,7 @@ def test_a_run_is_evaluated_with_averages_and_resumes_with_them(tmp_path: Path, 
     assert outcome.metrics == expected.metrics
     evaluate = model_ops.evaluation(Small(KERAS_EMA), resumed.model, 100)
     own = evaluate()
-    with moving_averages.shown(resumed.model, resumed.optimizer):
+    with moving_averages.swapped_in(resumed.model, resumed.optimizer):
         averaged = evaluate()
     assert outcome.metrics["loss"] == pytest.approx(averaged["loss"], rel=1e-6)
     assert abs(averaged["loss"] - own["loss"]) > 1e-3

@@ -16,15 +16,15 @@ from trainer.engine import model_ops, optimizer_setup
 from trainer.engine.collectives.all_reduce import AllReduce
 from trainer.engine.optimizer_copy import copied
 from trainer.engine.parameter_server import packing
-from trainer.engine.replicated import LocalSession
+from trainer.engine.replicated import ReplicatedSession
 from trainer.settings import LearningRate
 from trainer.workloads.errors import WorkloadError
 
 STEPS = 40
 
 
-def trained(params: dict[str, Any] | None = None, steps: int = STEPS, **train: Any) -> LocalSession:
-    session = LocalSession(Small(params or {}), small_config(steps=steps, **train), AllReduce())
+def trained(params: dict[str, Any] | None = None, steps: int = STEPS, **train: Any) -> ReplicatedSession:
+    session = ReplicatedSession(Small(params or {}), small_config(steps=steps, **train), AllReduce())
     session.begin_at(0)
     session.run(steps)
     return session
@@ -36,16 +36,16 @@ def built(**train: Any) -> model_ops.BuiltModel:
 
 
 @functools.cache
-def plain() -> LocalSession:
+def plain() -> ReplicatedSession:
     """Return a session that was trained with default settings; all tests share it, and only read it."""
     return trained()
 
 
-def weights(session: LocalSession) -> list[np.ndarray[Any, Any]]:
+def weights(session: ReplicatedSession) -> list[np.ndarray[Any, Any]]:
     return [np.asarray(v.value) for v in session.model.trainable_variables]
 
 
-def difference(one: LocalSession, other: LocalSession) -> float:
+def difference(one: ReplicatedSession, other: ReplicatedSession) -> float:
     return max(float(np.max(np.abs(a - b))) for a, b in zip(weights(one), weights(other), strict=True))
 
 
@@ -146,7 +146,7 @@ def test_a_session_clips_gradients() -> None:
 
 def test_accumulated_batches_are_one_large_batch() -> None:
     whole = trained(batch_size=64)
-    parts = LocalSession(Small({}), small_config(steps=STEPS, batch_size=16, gradients={"accumulate": 4}), AllReduce())
+    parts = ReplicatedSession(Small({}), small_config(steps=STEPS, batch_size=16, gradients={"accumulate": 4}), AllReduce())
     parts.begin_at(0)
     assert parts.run(STEPS).examples == STEPS * 64
     assert difference(whole, parts) < 1e-5
@@ -276,7 +276,7 @@ def test_progress_reports_the_wait_for_input() -> None:
 
             return super().train_data(shard).enumerate().map(wait)
 
-    session = LocalSession(Slow({}), small_config(steps=100), AllReduce())
+    session = ReplicatedSession(Slow({}), small_config(steps=100), AllReduce())
     session.begin_at(0)
     session.run(1)
     waited = session.run(10).input_wait

@@ -13,7 +13,7 @@ from tests.trainer.engine.test_loop import settings
 from trainer.engine import model_ops
 from trainer.engine.checkpoints import Checkpoints
 from trainer.engine.collectives.all_reduce import AllReduce
-from trainer.engine.replicated import LocalSession
+from trainer.engine.replicated import ReplicatedSession
 from trainer.workloads.errors import WorkloadError
 
 
@@ -32,7 +32,7 @@ def test_each_task_drops_different_units(tmp_path: Path) -> None:
     states = []
     second = Second()
     for all_reduce in (AllReduce(), second):
-        session = LocalSession(Small({"dropout": True}), settings(tmp_path, 10), all_reduce)
+        session = ReplicatedSession(Small({"dropout": True}), settings(tmp_path, 10), all_reduce)
         session.begin_at(0)
         states.append(model_ops.seeds(session.model)[0].numpy())
     assert any(v.dtype == tf.int64 and v.shape.rank for v in second.broadcasts), "the random layers' states are shared too"
@@ -61,7 +61,7 @@ class Reading(Alike):
 @pytest.mark.parametrize("workload", [Alike({"noise": True}), Reading({})], ids=["the engine's step", "a step of its own"])
 def test_operations_of_tensorflow_draw_other_numbers_in_each_task_and_after_a_resume(workload: Alike, tmp_path: Path) -> None:
     def losses(all_reduce: AllReduce, step: int) -> list[float | None]:
-        session = LocalSession(workload, settings(tmp_path, 10), all_reduce)
+        session = ReplicatedSession(workload, settings(tmp_path, 10), all_reduce)
         session.begin_at(step)
         return [session.run(1).loss for _ in range(3)]
 
@@ -83,7 +83,7 @@ class Unseeded(Reading):
 @pytest.mark.parametrize("workload", [Alike({"unseeded": True}), Unseeded({})], ids=["the engine's step", "a step of its own"])
 def test_keras_draws_other_numbers_without_a_seed_in_each_task_and_continues_after_a_resume(workload: Alike, tmp_path: Path) -> None:
     def losses(all_reduce: AllReduce, steps: list[int], run_dir: Path) -> list[float]:
-        session = LocalSession(workload, settings(run_dir, 10), all_reduce)
+        session = ReplicatedSession(workload, settings(run_dir, 10), all_reduce)
         saved = Checkpoints(run_dir, session.model, session.optimizer, keep=1)
         restored = saved.restore(pytest.fail)
         session.begin_at(restored.step if restored else 0)
@@ -98,7 +98,7 @@ def test_keras_draws_other_numbers_without_a_seed_in_each_task_and_continues_aft
 
 
 def test_progress_covers_all_steps_of_a_call(tmp_path: Path) -> None:
-    session = LocalSession(Small({}), settings(tmp_path, 10), AllReduce())
+    session = ReplicatedSession(Small({}), settings(tmp_path, 10), AllReduce())
     session.begin_at(0)
     progress = session.run(5, next_steps=7)
     assert (progress.step, progress.steps, progress.examples, progress.next_steps) == (5, 5, 80, 7)
@@ -110,6 +110,6 @@ def test_tasks_that_cannot_synchronize_a_normalization_refuse_it(tmp_path: Path)
     two_tasks = AllReduce()
     two_tasks.size = 2
     workload = Small({"normalised": "synchronized"})
-    LocalSession(workload, settings(tmp_path, 10), AllReduce())
+    ReplicatedSession(workload, settings(tmp_path, 10), AllReduce())
     with pytest.raises(WorkloadError, match=r"the layer .batch_norm.* has synchronized=True, .*; leave it out, or use strategy mirrored"):
-        LocalSession(workload, settings(tmp_path, 10), two_tasks)
+        ReplicatedSession(workload, settings(tmp_path, 10), two_tasks)

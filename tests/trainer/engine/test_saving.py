@@ -28,7 +28,7 @@ from trainer.engine.checkpoints import CannotSaveError, Checkpoints, InMemoryChe
 from trainer.engine.collectives.all_reduce import AllReduce
 from trainer.engine.export import BestModel
 from trainer.engine.parameter_server import server_watch
-from trainer.engine.replicated import LocalSession
+from trainer.engine.replicated import ReplicatedSession
 from trainer.engine.session import SaveError, UnsavedStopError
 from trainer.events import Reporter, render
 from trainer.settings import Export
@@ -65,10 +65,10 @@ def remount(disk: Path, option: str) -> None:
     subprocess.run(["mount", "-o", f"remount,{option}", disk], check=True)
 
 
-def session_with(actions: dict[int, Callable[[], None]]) -> type[LocalSession]:
+def session_with(actions: dict[int, Callable[[], None]]) -> type[ReplicatedSession]:
     """Return a session that calls `actions[step]` after that step, and takes a while for each step."""
 
-    class WithActions(LocalSession):
+    class WithActions(ReplicatedSession):
         def run(self, steps: int, **options: Any) -> Any:
             progress = super().run(steps, **options)
             time.sleep(0.02)
@@ -249,7 +249,7 @@ def test_a_stop_on_a_full_disk_is_tried_for_the_grace_period_and_reports_what_is
 
 
 def test_a_stop_ends_the_wait_for_a_save_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Waiting(LocalSession):
+    class Waiting(ReplicatedSession):
         """Waits for its saves, as synchronous parameter servers with tables do."""
 
         tables: Any
@@ -280,7 +280,7 @@ def test_a_stop_is_saved_once_space_is_free_within_the_grace_period(disk: Path) 
 
 def run(
     run_dir: Path,
-    kind: type[LocalSession],
+    kind: type[ReplicatedSession],
     stop_after: int | None = None,
     steps: int = 100_000,
     output: Output | None = None,

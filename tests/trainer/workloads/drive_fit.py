@@ -103,7 +103,7 @@ def _session_factory(strategy: str) -> tuple[Any, int]:
     from trainer.engine.mirrored import MirroredSession, devices
     from trainer.engine.parameter_server.asynchronous import AsynchronousSession
     from trainer.engine.parameter_server.worker_pool import connect
-    from trainer.engine.replicated import LocalSession
+    from trainer.engine.replicated import ReplicatedSession
     from trainer.tf_config import parse
 
     if strategy == "parameter_server":
@@ -116,7 +116,7 @@ def _session_factory(strategy: str) -> tuple[Any, int]:
         return lambda model: MirroredSession(model, config, names), 0
     index = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
     all_reduce = AllReduce(2, index)
-    return lambda model: LocalSession(model, config, all_reduce), index
+    return lambda model: ReplicatedSession(model, config, all_reduce), index
 
 
 if __name__ == "__main__":

@@ -184,7 +184,7 @@ def _session_factory(strategy: str, tf_config: str) -> Any:
     from trainer.engine.parameter_server.asynchronous import AsynchronousSession
     from trainer.engine.parameter_server.synchronous import SynchronousSession
     from trainer.engine.parameter_server.worker_pool import connect
-    from trainer.engine.replicated import LocalSession
+    from trainer.engine.replicated import ReplicatedSession
     from trainer.tf_config import parse
 
     if strategy == "parameter_server":
@@ -197,7 +197,7 @@ def _session_factory(strategy: str, tf_config: str) -> Any:
         names = mirrored.devices(2)
         return lambda workload, work: mirrored.MirroredSession(workload, work, names)
     all_reduce_group = AllReduce(2, json.loads(tf_config)["task"]["index"]) if tf_config else AllReduce()
-    return lambda workload, work: LocalSession(workload, work, all_reduce_group)
+    return lambda workload, work: ReplicatedSession(workload, work, all_reduce_group)
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ def main(scratch: str) -> None:
     from trainer.engine import model_ops, moving_averages
     from trainer.engine.collectives.all_reduce import AllReduce
     from trainer.engine.mirrored import MirroredSession, devices
-    from trainer.engine.replicated import LocalSession
+    from trainer.engine.replicated import ReplicatedSession
     from trainer.engine.train_config import TrainConfig, train_config
     from trainer.settings import TrainerSettings
     from trainer.workloads.cifar10 import Cifar10
@@ -43,7 +43,7 @@ def main(scratch: str) -> None:
         return {f"{number} {variable.name}": np.asarray(variable.value) for number, variable in enumerate(variables)}
 
     mirrored = MirroredSession(workload, config_of(8), devices(2))
-    single = LocalSession(workload, config_of(16), AllReduce())
+    single = ReplicatedSession(workload, config_of(16), AllReduce())
     report: dict[str, Any] = {"replicas": mirrored.replicas, "losses": [], "rates": []}
     before = values(mirrored)
     for session in (mirrored, single):
@@ -59,7 +59,7 @@ def main(scratch: str) -> None:
     report["evaluations"] = []
     for session in (mirrored, single):
         evaluate = model_ops.evaluation(workload, session.model, 500)
-        with moving_averages.shown(session.model, session.optimizer):
+        with moving_averages.swapped_in(session.model, session.optimizer):
             averaged = evaluate()["loss"]
         report["evaluations"].append([averaged, evaluate()["loss"]])
     report["unchanged"] = all(np.array_equal(value, after[name]) for name, value in values(mirrored).items())

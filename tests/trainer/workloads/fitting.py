@@ -72,7 +72,7 @@ def by_trainer(session: Any, keras_model: KerasWorkload) -> Fitted:
     session.begin_at(0)
     progress = session.run(STEPS, finish=True)
     session.fetch()
-    with moving_averages.shown(session.model, session.optimizer):
+    with moving_averages.swapped_in(session.model, session.optimizer):
         weights, evaluated = _weights(session.model), model_ops.evaluation(keras_model, session.model, BATCH)()
     return Fitted(weights, {"loss": progress.loss, **progress.metrics}, evaluated)
 

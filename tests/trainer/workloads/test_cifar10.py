@@ -15,7 +15,7 @@ from tests.trainer.engine.test_loop import Output
 from tests.trainer.tensorboard_reader import read_events
 from trainer.engine import loop, model_ops, moving_averages
 from trainer.engine.collectives.all_reduce import AllReduce
-from trainer.engine.replicated import LocalSession
+from trainer.engine.replicated import ReplicatedSession
 from trainer.engine.train_config import TrainConfig, train_config
 from trainer.events import Reporter
 from trainer.settings import TrainerSettings
@@ -43,10 +43,10 @@ def config_of(run_dir: Path, steps: int, **train: Any) -> TrainConfig:
     return train_config(TrainerSettings.model_validate(values))
 
 
-def trained(run_dir: Path, steps: int, **train: Any) -> tuple[LocalSession, loop.TrainingOutcome, Output]:
+def trained(run_dir: Path, steps: int, **train: Any) -> tuple[ReplicatedSession, loop.TrainingOutcome, Output]:
     config = config_of(run_dir, steps, **train)
     workload = Cifar10(params=SMALL, data="synthetic", seed=0)
-    session = LocalSession(workload, config, AllReduce())
+    session = ReplicatedSession(workload, config, AllReduce())
     output = Output()
     return session, loop.run(session, workload, config, Reporter("chief", output), lambda: False), output
 
@@ -156,7 +156,7 @@ def test_it_learns_in_600_small_steps_resumes_exactly_and_evaluates_the_averages
     for expected, actual in zip(_state(straight), _state(resumed), strict=True):
         np.testing.assert_array_equal(actual, expected)
     assert outcome.metrics == whole.metrics
-    with moving_averages.shown(straight.model, straight.optimizer):
+    with moving_averages.swapped_in(straight.model, straight.optimizer):
         assert model_ops.evaluation(Cifar10(SMALL, "synthetic", 0), straight.model, 500)() == pytest.approx(whole.metrics)
 
 
@@ -168,7 +168,7 @@ def copy_at_step(step: int, run_dir: Path, copy: Path) -> Path:
     return copy
 
 
-def _state(session: LocalSession) -> Sequence[np.ndarray]:
+def _state(session: ReplicatedSession) -> Sequence[np.ndarray]:
     return [np.asarray(variable.value) for variable in (*session.model.variables, *session.optimizer.variables)]
 
 
@@ -185,7 +185,7 @@ class Linear(Cifar10):
 
 def test_a_linear_classifier_does_not_learn(tmp_path: Path) -> None:
     linear = Linear(params={}, data="synthetic", seed=0)
-    session = LocalSession(linear, config_of(tmp_path, 600), AllReduce())
+    session = ReplicatedSession(linear, config_of(tmp_path, 600), AllReduce())
     session.begin_at(0)
     session.run(600)
     assert model_ops.evaluation(linear, session.model, 500)()["accuracy"] < 0.35

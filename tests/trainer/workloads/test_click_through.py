@@ -13,7 +13,7 @@ from tests.trainer.tensorboard_reader import read_events
 from tests.trainer.workloads.click_logs import write
 from trainer.engine import loop
 from trainer.engine.collectives.all_reduce import AllReduce
-from trainer.engine.replicated import LocalSession
+from trainer.engine.replicated import ReplicatedSession
 from trainer.engine.train_config import train_config
 from trainer.events import Reporter
 from trainer.settings import TrainerSettings
@@ -33,7 +33,7 @@ def trained(run_dir: Path, steps: int, data: str = "synthetic", **params: Any) -
     config = train_config(TrainerSettings.model_validate(values))
     clicks = ClickThrough(params=config.train.params, data=data, seed=0)
     output = Output()
-    session = LocalSession(clicks, config, AllReduce())
+    session = ReplicatedSession(clicks, config, AllReduce())
     return loop.run(session, clicks, config, Reporter("chief", output), lambda: False), output
 
 

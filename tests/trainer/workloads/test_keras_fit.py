@@ -13,7 +13,7 @@ import tensorflow as tf
 from tests.trainer.workloads.fitting import BATCH, STEPS, Fitted, Source, by_keras, by_trainer, config_of, workload
 from trainer.engine import model_ops
 from trainer.engine.collectives.all_reduce import AllReduce
-from trainer.engine.replicated import LocalSession
+from trainer.engine.replicated import ReplicatedSession
 from trainer.workloads.errors import WorkloadError
 
 
@@ -27,7 +27,7 @@ def models() -> Iterator[dict[str, Source]]:
 
 def trained(source: Source, definitions: dict[str, Any] | None = None, **train: Any) -> Fitted:
     keras_model = workload(source, **(definitions or {}))
-    return by_trainer(LocalSession(keras_model, config_of(**train), AllReduce()), keras_model)
+    return by_trainer(ReplicatedSession(keras_model, config_of(**train), AllReduce()), keras_model)
 
 
 @pytest.fixture(scope="module")
@@ -130,7 +130,7 @@ def test_what_cannot_be_trained_is_refused(models: dict[str, Source], name: str,
 
 
 def test_weights_to_which_a_custom_step_has_no_gradient_are_named(models: dict[str, Source]) -> None:
-    session = LocalSession(workload(models["partly_guided"]), config_of(), AllReduce())
+    session = ReplicatedSession(workload(models["partly_guided"]), config_of(), AllReduce())
     assert session.without_gradient == ("stopped/kernel", "stopped/bias")
 
 

@@ -12,7 +12,7 @@ from tests.trainer.engine.test_loop import Output
 from tests.trainer.tensorboard_reader import read_events
 from trainer.engine import loop
 from trainer.engine.collectives.all_reduce import AllReduce
-from trainer.engine.replicated import LocalSession
+from trainer.engine.replicated import ReplicatedSession
 from trainer.engine.train_config import train_config
 from trainer.events import Reporter
 from trainer.settings import Train, TrainerSettings
@@ -31,7 +31,7 @@ def trained(run_dir: Path, steps: int, stop_after: int | None = None, **train: A
     values = {"run": "line", "run_dir": str(run_dir), "scratch_dir": str(run_dir / "scratch")}
     config = train_config(TrainerSettings.model_validate({**values, "train": {"workload": "linear_regression", "steps": steps, **train}}))
     line = LinearRegression(params={}, data="synthetic", seed=0)
-    session = LocalSession(line, config, AllReduce())
+    session = ReplicatedSession(line, config, AllReduce())
     output = Output()
     stop_requested = (lambda: session.step >= stop_after) if stop_after else (lambda: False)
     return loop.run(session, line, config, Reporter("chief", output), stop_requested), output

@@ -11,7 +11,7 @@ import pytest
 from tests.trainer.workloads import fitting
 from trainer import roles
 from trainer.engine.collectives.all_reduce import AllReduce
-from trainer.engine.replicated import LocalSession
+from trainer.engine.replicated import ReplicatedSession
 from trainer.workloads.errors import WorkloadError
 from trainer.workloads.keras_model import KerasWorkload
 
@@ -45,7 +45,7 @@ def error_of(keras_model: KerasWorkload) -> Exception:
 
 
 def prepare_and_step(keras_model: KerasWorkload) -> None:
-    session = LocalSession(keras_model, fitting.config_of(), AllReduce())
+    session = ReplicatedSession(keras_model, fitting.config_of(), AllReduce())
     session.begin_at(0)
     session.run(1)
 

@@ -10,7 +10,7 @@ import pytest
 from tests.trainer.engine.test_loop import Output, settings
 from trainer.engine import loop
 from trainer.engine.collectives.all_reduce import AllReduce
-from trainer.engine.replicated import LocalSession
+from trainer.engine.replicated import ReplicatedSession
 from trainer.events import Reporter
 from trainer.workloads.loading import load_workload
 
@@ -29,7 +29,7 @@ def test_the_programs_of_the_page_load_the_results_of_a_run(tmp_path: Path, monk
     run_dir = tmp_path / "runs" / "circle"
     config = settings(run_dir, 300, workload="circle:model", export=None, checkpoint={"every_steps": 300}, evaluate={"every_steps": 0})
     workload = load_workload(config.train)
-    loop.run(LocalSession(workload, config, AllReduce()), workload, config, Reporter("chief", Output()), lambda: False)
+    loop.run(ReplicatedSession(workload, config, AllReduce()), workload, config, Reporter("chief", Output()), lambda: False)
     shutil.copytree((run_dir / "export" / "best").resolve(), "circle-model")
     shutil.copytree(run_dir / "checkpoints", "circle-checkpoints")
     programs = blocks("models.md")

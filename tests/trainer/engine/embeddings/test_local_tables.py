@@ -17,7 +17,7 @@ from trainer.engine.collectives.all_reduce import AllReduce
 from trainer.engine.embeddings.local_tables import LocalTables
 from trainer.engine.embeddings.row_updates import deduplicated
 from trainer.engine.export import write_last
-from trainer.engine.replicated import LocalSession
+from trainer.engine.replicated import ReplicatedSession
 from trainer.events import Reporter
 from trainer.settings import Embeddings, Export
 from trainer.workloads.errors import WorkloadError
@@ -32,9 +32,9 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-def session(scratch: Path, params: dict[str, Any], **settings: Any) -> LocalSession:
+def session(scratch: Path, params: dict[str, Any], **settings: Any) -> ReplicatedSession:
     config = config_of(scratch, params, **settings)
-    return LocalSession(load_workload(config.train), config, AllReduce())
+    return ReplicatedSession(load_workload(config.train), config, AllReduce())
 
 
 @pytest.mark.parametrize("case", CASES)
