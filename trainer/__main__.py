@@ -289,7 +289,7 @@ def _config(task: TaskConfig, settings: Settings | None, command: list[str] | No
         role=task.role,
         runs_built_in_trainer=not command,
         trains=not command and STRATEGIES[strategy].trains,
-        environment=environment,
+        added_environment=environment,
         required_peers=required_peers(task, strategy),
         watched_chief=None if command else watched_chief(task, strategy),
         watched_workers=() if command else watched_workers(task, strategy),

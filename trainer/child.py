@@ -53,7 +53,7 @@ class Child:
             error_file.clear(self._error_file)
             captured_import.take_captured_output(self._error_file)
         self._output.begin()
-        environment = {**os.environ, **library_path(), **self._config.environment, "TRAINER_ATTEMPT": str(attempt)}
+        environment = {**os.environ, **library_path(), **self._config.added_environment, "TRAINER_ATTEMPT": str(attempt)}
         if self._error_file:
             environment[error_file.VARIABLE] = str(self._error_file)
             if self._config.runs_built_in_trainer:

@@ -40,13 +40,13 @@ class StallPolicy:
 
 @dataclass(frozen=True)
 class ParentConfig:
-    """The program to run and the peers that it needs. `environment` is added to the parent's own; `lifeline` is the pipe of the run's supervisor."""
+    """The program to run and the peers that it needs. `added_environment` is added to the parent's own, which has TF_CONFIG; `lifeline` is the pipe of the run's supervisor."""
 
     command: tuple[str, ...]
     role: str = "chief"
     runs_built_in_trainer: bool = True  # trainer.task, which knows the parent; else a user's program
     trains: bool = False  # it trains a model, and reports its steps
-    environment: Mapping[str, str] = field(default_factory=dict)
+    added_environment: Mapping[str, str] = field(default_factory=dict)
     required_peers: Mapping[str, str] = field(default_factory=dict)
     watched_chief: str | None = None
     watched_workers: tuple[str, ...] = ()

@@ -124,7 +124,7 @@ def decide_restart(
 
 
 def _restart(code: int, ran_for: float, history: RestartHistory, policy: RestartPolicy) -> RestartInPlace:
-    early = 0 if ran_for > policy.healthy_after else history.recent_exits
+    exits_before = 0 if ran_for > policy.healthy_after else history.recent_exits
     # 2 ** 30 is past any longest delay; the exponent is bounded because a loop of uncounted restarts has no end.
-    delay = min(policy.longest_delay, policy.first_delay * 2 ** min(early - 1, 30)) if early else 0.0
-    return RestartInPlace(delay, cause_of(code), replace(history, recent_exits=early + 1))
+    delay = min(policy.longest_delay, policy.first_delay * 2 ** min(exits_before - 1, 30)) if exits_before else 0.0
+    return RestartInPlace(delay, cause_of(code), replace(history, recent_exits=exits_before + 1))

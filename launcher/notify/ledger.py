@@ -1,6 +1,7 @@
 """The ledger of a run's messages that were sent or are being sent, so that no other process also sends them. Pure; callers store the entries.
 
-An entry is `{key, since, at, until, state, words}`. Its key has the channel and the start of the run, so that each start of a name sends its own messages.
+An entry is `{key, since, at, until, state, words}`; a message has one for each stalled task, or one for the end of the run. Its key has the channel and the
+start of the run, so that each start of a run sends its own messages, also under the same name.
 On Kubernetes its state is `claimed` while a sender tries, then `sent` or `failed`. The claim of a sender that died expires at `until`; if the dead sender
 had just sent the message about the end of the run, the receiver recognizes the duplicate by its id.
 A supervisor, which is its run's only sender, sets `sent` before it tries.
@@ -21,7 +22,7 @@ _MAX_ENTRIES = 100  # older ones are dropped
 
 def wait_time(entries: Sequence[Entry], message: Message, channel: str, now: float) -> float | None:
     """Return in how many seconds a message may be sent by a channel: 0.0 is now, None is never, since it was sent or has failed."""
-    times = [_wait_time(_find(entries, key, channel, message, now), now) for key in message.keys]
+    times = [_wait_time(_find(entries, key, channel, message, now), now) for key in message.entry_keys]
     return min((seconds for seconds in times if seconds is not None), default=None)
 
 
@@ -32,14 +33,14 @@ def with_sender(entries: Sequence[Entry], message: Message, channel: str, now: f
 
 def with_entry(entries: Sequence[Entry], message: Message, channel: str, fields: Entry) -> list[Entry]:
     """Return the entries with new ones for a message, which replace its others; `fields` are `state`, `at` and `words` or `until`."""
-    keys = [_key(key, channel, message) for key in message.keys]
+    keys = [_key(key, channel, message) for key in message.entry_keys]
     others = [entry for entry in entries if entry["key"] not in keys]
     return [*others, *({"key": key, "since": message.since, **fields} for key in keys)][-_MAX_ENTRIES:]
 
 
 def has_entry(entries: Sequence[Entry], message: Message, channel: str) -> bool:
     """Return whether there is an entry for a message; not if another start has replaced the entries since it was claimed."""
-    keys = [_key(key, channel, message) for key in message.keys]
+    keys = [_key(key, channel, message) for key in message.entry_keys]
     return any(entry["key"] in keys for entry in entries)
 
 

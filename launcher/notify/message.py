@@ -34,7 +34,7 @@ class Message:
     since: float = 0.0
 
     @property
-    def keys(self) -> tuple[str, ...]:
+    def entry_keys(self) -> tuple[str, ...]:
         """The keys under which it is recorded as sent: one for the end of a run, else one for each stalled task."""
         return tuple(f"stalled {task}" for task in self.stalled_tasks) or ("ended",)
 

@@ -11,7 +11,7 @@ from trainer.exit_codes import SIGNAL_BASE, ExitCode, RestartWhen
 # Seconds, the same as for restarts in place (trainer/restart_in_place.py), whose first comes at once.
 _FIRST_DELAY = 1.0
 _LONGEST_DELAY = 30.0
-# Seconds; after a run this long the next restart waits the first delay again.
+# Seconds; after a longer run the next restart waits the first delay again.
 _HEALTHY_AFTER = 60.0
 
 
@@ -46,6 +46,6 @@ def decide(code: int, *, restarts_used: int, max_restarts: int, when: RestartWhe
 
 def delay(previous: float, *, ran_for: float) -> float:
     """Return the seconds to wait before the next restart; `previous`: the wait before the last one, 0 for none."""
-    if previous == 0 or ran_for >= _HEALTHY_AFTER:
+    if previous == 0 or ran_for > _HEALTHY_AFTER:
         return _FIRST_DELAY
     return min(_LONGEST_DELAY, 2 * previous)

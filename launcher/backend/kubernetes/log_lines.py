@@ -63,8 +63,8 @@ def follow(
 ) -> Iterator[LogLine]:
     """Yield the lines so far and new ones until `run_has_ended`.
 
-    If the cluster does not answer, retry for UNREACHABLE_TIMEOUT. `list_pods` returns the current pods of the run's tasks. `sink`
-    gets the lines that are read, and continues after them.
+    If the cluster does not answer, retry for UNREACHABLE_TIMEOUT. `list_pods` returns the current pods of the run's tasks. `sink` is
+    another reader of the run: it gets these lines, and does not request them again.
     """
     reader = _reader(cluster, directory, selection, sink)
     _store_attendant_lines(cluster, run, directory)

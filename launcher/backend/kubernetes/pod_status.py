@@ -124,7 +124,7 @@ def _run_state(
     failed_jobs = [
         job
         for job in jobs
-        if true_condition(job, "Failed") and not (success_at is not None and annotation(job, FOLLOWS_RUN) and _failed_at(job) > success_at)
+        if true_condition(job, "Failed") and not (success_at is not None and _ends_itself_with_run(job) and _failed_at(job) > success_at)
     ]
     failed = bool(failed_jobs)
     if snapshot.jobset and failed and not true_condition(snapshot.jobset, "Failed"):
@@ -173,11 +173,7 @@ def has_leader(snapshot: RunSnapshot, job: Object) -> bool:
 
 def succeeded_at(snapshot: RunSnapshot) -> float | None:
     """Return when the last required Job of a user's program was complete; None while one is not."""
-    required = [
-        job
-        for job in snapshot.jobs
-        if has_leader(snapshot, job) or not (annotation(job, FOLLOWS_RUN) or annotation(job, SECONDS_AFTER_RUN))
-    ]
+    required = [job for job in snapshot.jobs if has_leader(snapshot, job) or not (_ends_itself_with_run(job) or _is_ended_by_launcher(job))]
     ended = [_completed_at(snapshot, job) for job in required]
     return max((time for time in ended if time is not None), default=None) if None not in ended else None
 
@@ -187,10 +183,18 @@ def _completed_at(snapshot: RunSnapshot, job: Object) -> float | None:
     if true_condition(job, "Complete"):
         return parse_rfc3339(job["status"].get("completionTime"))
     first = re.match(r"0\b", str(job.get("status", {}).get("completedIndexes") or ""))
-    if not annotation(job, SECONDS_AFTER_RUN) or not has_leader(snapshot, job) or not first:
+    if not _is_ended_by_launcher(job) or not has_leader(snapshot, job) or not first:
         return None
     pods = [pod for pod in snapshot.pods if role_of(pod) == role_of(job) and _index(pod) == 0]
     return max((finished_at(pod) or 0.0 for pod in pods), default=0.0)
+
+
+def _ends_itself_with_run(job: Object) -> bool:
+    return bool(annotation(job, FOLLOWS_RUN))
+
+
+def _is_ended_by_launcher(job: Object) -> bool:
+    return bool(annotation(job, SECONDS_AFTER_RUN))
 
 
 def annotation(job: Object, key: str) -> str:

@@ -108,7 +108,7 @@ def test_a_stall_of_very_many_tasks_is_one_message_and_few_entries() -> None:
     tasks = [task(f"worker-{number}", "code") for number in range(1000)]
     message = stall_message(running(*tasks))
     assert message is not None
-    assert len(message.keys) == 20
+    assert len(message.entry_keys) == 20
     entries: list[ledger.Entry] = []
     for number in range(50):
         next_message = dataclasses.replace(message, stalled_tasks=tuple(f"worker-{number}-{index}" for index in range(20)))

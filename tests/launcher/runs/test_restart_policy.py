@@ -39,4 +39,4 @@ def test_the_delay_doubles_up_to_a_limit_and_starts_again_after_a_healthy_minute
     for _ in range(7):
         delays.append(restart_policy.delay(delays[-1], ran_for=5))
     assert delays[1:] == [1, 2, 4, 8, 16, 30, 30]
-    assert restart_policy.delay(30, ran_for=60) == 1
+    assert [restart_policy.delay(30, ran_for=seconds) for seconds in (60, 61)] == [30, 1]

@@ -167,7 +167,7 @@ class Tables:
 
     def _rows_of(self, table: Table, ids: tf.Tensor) -> tf.Tensor:
         """Return the rows of one call by a look-up of its own, in evaluations."""
-        lookup = self._group_of[table].look_up([LayerCall(table, ids, ids)])
+        lookup = self._group_of[table].look_up([LayerCall(table, ids, rows=ids)])  # the rows of a call are not read
         return lookup.each(lookup.rows)[0]
 
     @property
