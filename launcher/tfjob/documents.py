@@ -47,13 +47,15 @@ def read(data: bytes, file: str) -> Contents:
         raise SpecError(templates.in_text(text, file, []) or problems, SUBJECT) from None
     jobs: list[tuple[str, Document]] = []
     others: list[OtherObject] = []
-    if problems := templates.in_text(text, file, nodes):
+    objects = [item for root in nodes for item in _items(root)]
+    if problems := templates.in_text(text, file, objects):
         raise SpecError(problems, SUBJECT)
-    for node in (item for root in nodes for item in _items(root)):
+    for node in objects:
         kind, version = _scalar(node, "kind"), _scalar(node, "apiVersion")
         if kind == "TFJob" and version in VERSIONS:
             _convert_octal(node, set())
-            jobs.append((_name(node), Reader(file).read(node)))
+            document = Reader(file).read(node)
+            jobs.append((_job_name(document), document))
         elif kind == "TFJob":
             message = f"{shown(version)} is not a supported version of TFJob" if version else "the TFJob has no apiVersion"
             faulty = _child(node, "apiVersion") or node
@@ -89,6 +91,13 @@ def _scalar(node: yaml.Node | None, key: str) -> str | None:
 def _name(node: yaml.Node) -> str:
     metadata = _child(node, "metadata")
     return _scalar(metadata, "name") or _scalar(metadata, "generateName") or ""
+
+
+def _job_name(document: Document) -> str:
+    """Return the name of a TFJob, which may come from a merge key (`<<`)."""
+    metadata = document.value.get("metadata")
+    fields = metadata if isinstance(metadata, dict) else {}
+    return str(fields.get("name") or fields.get("generateName") or "")
 
 
 def _no_jobs(nodes: list[yaml.Node], others: list[OtherObject], file: str) -> Problem:

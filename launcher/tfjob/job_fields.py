@@ -8,8 +8,8 @@ from launcher.spec.problems import Path, shown
 from launcher.spec.quantities import MAX_SECONDS, parse_duration
 from launcher.tfjob.builder import SpecBuilder
 from launcher.tfjob.field_reader import LeftOut, Table, read_elsewhere, section, walk
+from launcher.tfjob.templates import LAST_APPLIED
 
-_LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
 _SET_BY_CLUSTER = LeftOut("is set by the cluster, and is left out")
 
 
@@ -44,7 +44,7 @@ def _labels(builder: SpecBuilder, path: Path) -> None:
 
 def _annotations(builder: SpecBuilder, path: Path) -> None:
     for key, value in builder.reader.labels(path).items():
-        if key == _LAST_APPLIED:
+        if key == LAST_APPLIED:
             builder.reader.add_remark((*path, key), _SET_BY_CLUSTER.message)
         else:
             builder.set(("kubernetes", "annotations", key), value, (*path, key))

@@ -75,6 +75,16 @@ def test_name_chooses_one_of_several_jobs(capsys: pytest.CaptureFixture[str]) ->
     assert "no TFJob called third in the file: first and second" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("name", ["first", "second"])
+def test_a_name_may_come_from_a_merge_key(name: str, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    anchor = "x: &m {name: first}\n"
+    first = TFJOB.replace("{name: NAME}", "{<<: *m, labels: {team: a}}").replace("\n", "\n  ").rstrip()
+    second = TFJOB.replace("NAME", "second").replace("\n", "\n  ").rstrip()
+    (here / "list.yaml").write_text(f"{anchor}kind: List\nitems:\n- {first}\n- {second}\n")
+    assert run(["import", "list.yaml", "--name", name]) == 0
+    assert yaml.safe_load(capsys.readouterr().out)["name"] == name
+
+
 def test_stdin_is_read(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(TFJOB.replace("NAME", "piped").encode())))
     assert run(["import", "-"]) == 0
