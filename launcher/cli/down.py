@@ -56,8 +56,10 @@ def down(
     from launcher.cli.backends import open_run
 
     if finished or older is not None:
-        if not finished or name is not None or now:
-            raise UsageError("--older goes with --finished, and neither with the NAME of a run or --now", "leave out one of them")
+        if not finished:
+            raise UsageError("--older goes only with --finished", "add --finished, or leave out --older")
+        if name is not None or now:
+            raise UsageError(f"--finished and {'--now' if now else 'the NAME of a run'} exclude each other", "leave out one of them")
         _down_finished(on, runs, ClusterRef(context, namespace), older, delete_data=delete_data, yes=yes, as_json=as_json)
         return
     backend, run = open_run(name, on, runs, ClusterRef(context, namespace), unique=True)

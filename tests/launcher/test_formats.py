@@ -88,6 +88,7 @@ def test_a_duration_out_of_range_says_the_range(text: str, golden: Golden) -> No
 def test_a_formatted_time_can_be_parsed() -> None:
     assert rfc3339(60.5) == "1970-01-01T00:01:00.500Z"
     assert formats.parse_since(rfc3339(60.5)) == 60.5
+    assert rfc3339(formats.parse_since("9999-12-31T23:59:59-01:00")) == "9999-12-31T23:59:59.000Z"
 
 
 def test_a_metric_that_was_not_finite_is_shown_as_nan() -> None:

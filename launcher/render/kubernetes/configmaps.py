@@ -92,9 +92,7 @@ def code_items(run: Run) -> list[dict[str, str]]:
     """Return the key in the code's ConfigMap for each file, as a volume's `items`."""
     if run.spec.code is None:
         return []
-    directory = Path(run.spec.code)
-    paths = [path.relative_to(directory).as_posix() for path in _files(directory)]
-    return [{"key": _key(path), "path": path} for path in paths]
+    return [{"key": key, "path": path} for path, key in _keys(Path(run.spec.code)).items()]
 
 
 def _contents(run: Run) -> dict[str, dict[str, str]]:
@@ -102,15 +100,14 @@ def _contents(run: Run) -> dict[str, dict[str, str]]:
     directory = Path(str(run.spec.code))
     contents: dict[str, dict[str, str]] = {"data": {}, "binaryData": {}}
     total = 0
-    for path in _files(directory):
-        content = _read(path)
+    for path, key in _keys(directory).items():
+        content = _read(directory / path)
         total += len(content)
         if total > _MAX_BYTES:
             raise UsageError(
                 f"code is {run.spec.code}, more than a ConfigMap holds ({_MAX_BYTES // 1024} KiB)",
                 f"build an image with it, `launcher image build --code {run.spec.code}`, name that as `image`, and leave `code` out",
             )
-        key = _key(path.relative_to(directory).as_posix())
         try:
             contents["data"][key] = content.decode()
         except UnicodeDecodeError:
@@ -139,9 +136,17 @@ def _refuse_unreadable(error: OSError) -> NoReturn:
     raise LauncherError(f"{error.filename} cannot be read: {error.strerror}", "check its permissions") from None
 
 
-def _key(path: str) -> str:
-    """Return the key of a file. Keys only have letters, digits, `-`, `_` and `.`, so `_2f_` stands for `/`, and so on.
+def _keys(directory: Path) -> dict[str, str]:
+    """Return the key of each file, by its path. Keys only have letters, digits, `-`, `_` and `.`, so `_2f_` stands for `/`, and so on.
 
-    A `_` of the path is escaped, too, if it would begin such a code: every path has its own key.
+    Only if two files would have one key, each `_` that would begin such a code is escaped, too: other keys change the name of the ConfigMap, and so the Jobs.
     """
-    return re.sub(r"[^A-Za-z0-9._-]|_(?=[0-9a-f]+[^A-Za-z0-9.-])", lambda match: f"_{ord(match[0]):x}_", path)
+    paths = [path.relative_to(directory).as_posix() for path in _files(directory)]
+    keys = {path: _escaped(r"[^A-Za-z0-9._-]", path) for path in paths}
+    if len(set(keys.values())) == len(keys):
+        return keys
+    return {path: _escaped(r"[^A-Za-z0-9._-]|_(?=[0-9a-f]+[^A-Za-z0-9.-])", path) for path in paths}
+
+
+def _escaped(pattern: str, path: str) -> str:
+    return re.sub(pattern, lambda match: f"_{ord(match[0]):x}_", path)

@@ -183,9 +183,12 @@ def test_of_several_runs_one_must_be_named_and_down_of_all_finished_removes_no_r
 @pytest.mark.parametrize(
     "arguments", [("toy", "--finished"), ("--older", "7d"), ("--finished", "--older", "week"), ("--finished", "--now")]
 )
-def test_down_of_many_and_of_one_exclude_each_other(arguments: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_down_of_many_and_of_one_exclude_each_other(
+    arguments: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], golden: Golden
+) -> None:
     monkeypatch.chdir(tmp_path)
     assert run(["down", *arguments]) == 2
+    golden(capsys.readouterr().err.rstrip())
 
 
 def test_down_of_many_asks_once_what_to_delete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, golden: Golden) -> None:

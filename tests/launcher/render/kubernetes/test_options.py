@@ -255,6 +255,19 @@ def test_code_becomes_a_configmap_with_its_directories(rendered: Rendered, tmp_p
     assert {"name": "code", "mountPath": "/code", "readOnly": True} in container(objects, "chief")["volumeMounts"]
 
 
+def test_keys_of_code_are_escaped_further_only_if_two_are_the_same(rendered: Rendered, tmp_path: Path) -> None:
+    def keys(*paths: str) -> list[str]:
+        for path in paths:
+            (tmp_path / "src" / path).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / "src" / path).write_text("x = 1\n")
+        objects = rendered("command: [python, train.py]\ncode: ./src\n")
+        return [key for (kind, _), one in objects.items() if kind == "ConfigMap" for key in one.get("data", {}) if key.endswith(".py")]
+
+    names = ["a_2f_b.py", "a_b_c.py", "net_2f_50_20_v2.py", "train.py"]
+    assert sorted(keys("a/b.py", "a_b_c.py", "net_2f_50 v2.py", "train.py")) == names
+    assert set(keys("net/50 v2.py")) == {"a_2f_b.py", "a_5f_b_c.py", "net_2f_50_20_v2.py", "net_5f_2f_5f_50_20_v2.py", "train.py"}
+
+
 def test_code_that_is_too_large_for_a_configmap_needs_an_image(rendered: Rendered, text: Callable[..., str], tmp_path: Path) -> None:
     (tmp_path / "src").mkdir()
     spec = "command: [python, train.py]\ncode: ./src\n"
