@@ -18,8 +18,6 @@ GPU_IMAGE = f"{DEFAULT_IMAGE}-gpu"
 # Tasks run as this user and group. They own the directory of runs in the image, and therefore a new volume mounted there.
 USER = 1000
 
-# The health check of a task's container: exit code 0 or 1, and one line that says why.
-
 # Labels: the digest of what the trainer's part of an image was built from (launcher/image_build/context.py), and the base image.
 SOURCE_DIGEST_LABEL = "tf-launcher.sources"
 BASE_IMAGE_LABEL = "org.opencontainers.image.base.name"

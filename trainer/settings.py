@@ -24,7 +24,7 @@ class Settings(BaseModel):
 class Sync(Settings):
     """Synchronous parameter-server training with backup workers."""
 
-    replicas_to_aggregate: int = Field(ge=1, description="Gradients that make one step; workers beyond it are back-ups.")
+    replicas_to_aggregate: int = Field(ge=1, description="Gradients that make one step; workers beyond it are backups.")
 
 
 class LearningRate(Settings):

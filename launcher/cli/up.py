@@ -75,8 +75,8 @@ def up(
     up_arguments = (str(file), *(word for option in set_options or [] for word in ("--set", option)))
     say = streams.printer(as_json=as_json)
     source = command_line.get_parameter_source("runs")
-    default_runs = source is None or source.name == "DEFAULT"  # not for `--runs runs`
-    if default_runs and BACKENDS[plan.target].stores_locally and (note := check_runs_directory(up_arguments, runs, spec.name, fresh=fresh)):
+    uses_default = source is None or source.name == "DEFAULT"  # not for `--runs runs`
+    if uses_default and BACKENDS[plan.target].stores_locally and (note := check_runs_directory(up_arguments, runs, spec.name, fresh=fresh)):
         say(f"notice: {note}")
     with ExitStack() as locks:
         # Held until the run has started, so that the decision below is still valid then.

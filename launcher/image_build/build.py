@@ -47,7 +47,7 @@ class BuildRequest:
 
     @property
     def trainer_image(self) -> str:
-        """The name of the image without the user's code. With `code` and `platform` it has a name of its own, so that it does not replace that for the engine's platform."""
+        """The name of the image without the user's code. With `code` and `platform` it has a name of its own, so that it does not replace the image for the engine's platform."""
         default = images.GPU_IMAGE if self.gpu else images.DEFAULT_IMAGE
         if self.code is None:
             return self.tag or default

@@ -26,7 +26,7 @@ def wait_time(entries: Sequence[Entry], message: Message, channel: str, now: flo
     return min((seconds for seconds in times if seconds is not None), default=None)
 
 
-def with_sender(entries: Sequence[Entry], message: Message, channel: str, now: float, seconds: float) -> list[Entry]:
+def with_claim(entries: Sequence[Entry], message: Message, channel: str, now: float, seconds: float) -> list[Entry]:
     """Return the entries with a sender's claim on a message, which it tries to send for `seconds`."""
     return with_entry(entries, message, channel, {"at": now, "until": now + seconds, "state": CLAIMED})
 

@@ -36,9 +36,8 @@ from launcher.timestamps import rfc3339
 _DELAYS = (1.0, 60.0)  # seconds between tries: the first delay, which doubles up to the second
 _REQUEST_TIMEOUT = 15.0  # seconds of one try
 _COMMAND_TIMEOUT = 60.0  # the same for a program
-_EXIT_AFTER = (
-    75.0  # seconds past `seconds` after which this process ends in any case; a command's last try has its time, and a claim has not expired
-)
+# Seconds past `seconds` after which this process ends in any case: a command's last try has its time, and a claim has not expired.
+_EXIT_AFTER = 75.0
 _READ_SIZE = 64 * 1024
 _TAIL_SIZE = 2000  # the last bytes of a program's output, for its last line
 _MAX_LINE = 200  # characters of that line

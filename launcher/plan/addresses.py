@@ -12,9 +12,8 @@ from launcher.errors import LauncherError
 from launcher.plan.models import Plan, Task
 
 PORT = 2222
-ALL_REDUCE_PORT = (
-    PORT + 1
-)  # where the tasks of an all-reduce on CPUs accept each other's connections: trainer.engine.collectives.rendezvous
+# On this port the tasks of an all-reduce on CPUs accept each other's connections: trainer.engine.collectives.rendezvous
+ALL_REDUCE_PORT = PORT + 1
 RUN_END_PORT = PORT + 2  # on which the leader's parent answers the other parents about the end of the run: trainer.run_end
 TENSORBOARD_PORT = 6006  # inside its container; the port outside is in the spec
 LOOPBACK = "127.0.0.1"
@@ -42,17 +41,17 @@ def tf_config_text(tf_config: Mapping[str, Any]) -> str:
     return json.dumps(tf_config, separators=(",", ":"))
 
 
-def check_tf_config_size(cluster_spec: Mapping[str, list[str]]) -> None:
+def check_tf_config_size(tf_cluster: Mapping[str, list[str]]) -> None:
     """Raise LauncherError if TF_CONFIG of this cluster does not fit in one environment string. The remedy says how many tasks would fit."""
     task = {"type": "evaluator", "index": 0}
-    total = sum(map(len, cluster_spec.values()))
+    total = sum(map(len, tf_cluster.values()))
     overhead = len("TF_CONFIG=") + 1 + len(str(total))
-    size = overhead + len(tf_config_text({"cluster": cluster_spec, "task": task}))
+    size = overhead + len(tf_config_text({"cluster": tf_cluster, "task": task}))
     if size <= ENVIRONMENT_LIMIT:
         return
-    used = overhead + len(tf_config_text({"cluster": {role: [] for role in cluster_spec}, "task": task}))
+    used = overhead + len(tf_config_text({"cluster": {role: [] for role in tf_cluster}, "task": task}))
     fit = 0
-    for address in (address for addresses in cluster_spec.values() for address in addresses):
+    for address in (address for addresses in tf_cluster.values() for address in addresses):
         used += len(address) + 3  # quotes and comma
         if used > ENVIRONMENT_LIMIT:
             break
@@ -66,9 +65,9 @@ def check_tf_config_size(cluster_spec: Mapping[str, list[str]]) -> None:
 def with_addresses(plan: Plan, addresses: Mapping[str, str]) -> Plan:
     """Return the plan with other addresses, also in every TF_CONFIG. `addresses` has one for each task of the cluster."""
     by_task = {task.name: addresses.get(task.name, task.address) for task in plan.tasks}
-    cluster_spec = cluster((task.tf_config["task"]["type"], by_task[task.name]) for task in plan.tasks)
+    tf_cluster = cluster((task.tf_config["task"]["type"], by_task[task.name]) for task in plan.tasks)
 
     def updated(task: Task) -> Task:
-        return dataclasses.replace(task, address=by_task[task.name], tf_config={"cluster": cluster_spec, "task": task.tf_config["task"]})
+        return dataclasses.replace(task, address=by_task[task.name], tf_config={"cluster": tf_cluster, "task": task.tf_config["task"]})
 
     return dataclasses.replace(plan, tasks=tuple(updated(task) for task in plan.tasks))

@@ -65,8 +65,8 @@ def plan(
     rules = TARGET_RULES[target]
     addresses = {name: rules.address(spec.name, name, position) for position, name in enumerate(names)}
     types = {"chief": "master"} if spec.tf_config.master else {}
-    cluster_spec = cluster((types.get(task.role, task.role), addresses[task.name]) for task in task_specs if task.role != "evaluator")
-    check_tf_config_size(cluster_spec)
+    tf_cluster = cluster((types.get(task.role, task.role), addresses[task.name]) for task in task_specs if task.role != "evaluator")
+    check_tf_config_size(tf_cluster)
     settings = _settings(spec, rules, str(run_dir), digest)
     notices: tuple[str, ...] = ()
     min_inter_op = STRATEGIES[spec.strategy].min_inter_op_threads if spec.train else _MIN_INTER_OP_OF_COMMAND
@@ -87,7 +87,7 @@ def plan(
             role=task.role,
             index=task.index,
             address=addresses.get(task.name, ""),
-            tf_config={"cluster": cluster_spec, "task": {"type": types.get(task.role, task.role), "index": task.index}},
+            tf_config={"cluster": tf_cluster, "task": {"type": types.get(task.role, task.role), "index": task.index}},
             env=task_fields.environment(task.role, resource_variables[task.name]),
             resources=task.resources,
             mounts_run_dir=task_fields.has_run_dir

@@ -242,6 +242,7 @@ def _changed_items(mapping: dict[str, Any], base: dict[str, Any]) -> dict[str, A
 
 
 def _health(task: Task) -> list[str]:
+    """Return the health check of a task's container: its exit code is 0 or 1, and its output one line that says why."""
     parent = role_rules.PARENT_IN_VARIABLE if role_rules.parent_is_injected(task) else role_rules.TRAINER_COMMAND
     return [*map(escaped, parent), "--health"]
 

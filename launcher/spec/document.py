@@ -235,7 +235,7 @@ def _number(node: yaml.ScalarNode, kind: str, path: Path) -> int | float:
     if _OCTAL.match(text):
         meant = text.replace("_", "").lstrip("+-").lstrip("0") or "0"
         message = f"`{text}` starts with a zero, which makes it an octal number in some YAML readers"
-        raise _Unusable(Finding(path, message, "a number without leading zeros", f'write {meant}, or "{text}" in quotes if it is text'))
+        raise _Unusable(Finding(path, message, "a number without leading zeros", f'write {meant}, or "{text}" in quotes if it is a string'))
     try:
         number = _CONSTRUCTOR.construct_yaml_int(node) if kind == "int" else _CONSTRUCTOR.construct_yaml_float(node)
     except (ValueError, IndexError):

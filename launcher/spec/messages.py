@@ -59,7 +59,7 @@ _EXPECTED = {
     "int_type": "a whole number",
     "int_from_float": "a whole number",
     "float_type": "a number",
-    "string_type": "text",
+    "string_type": "a string",
     "bool_type": "true or false",
     "list_type": "a list",
     "dict_type": "a mapping",
@@ -177,7 +177,7 @@ def _wrong_type(path: Path, value: Any, expected: str, source: SourceEntry | Non
     written = _written(value, source)
     remedy = f"write {expected}"
     match expected, value:
-        case "text", bool() | int() | float():
+        case "a string", bool() | int() | float():
             remedy = f'write "{written}" in quotes'
         case "a whole number", float():
             message = f"{written} is a number with a fraction or an exponent"
@@ -211,7 +211,7 @@ def _kind(value: Any, written: str) -> str:
         case int() | float():
             return f"{written} is a number"
         case str():
-            return f"{shown(value)} is text"
+            return f"{shown(value)} is a string"
     return f"this is {shown(value)}"
 
 

@@ -16,7 +16,7 @@ _REMEDY = "write `webhook: {secret: my-webhook}`, and create that Secret: kubect
 def _webhook(value: object) -> object:
     if isinstance(value, str):  # it may be the URL, so the message does not show it
         raise FieldError(
-            "`webhook` is text; its URL is a secret, which must not be in a file", "a mapping with the `secret` that has it", _REMEDY
+            "`webhook` is a string; its URL is a secret, which must not be in a file", "a mapping with the `secret` that has it", _REMEDY
         )
     return value
 

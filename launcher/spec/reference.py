@@ -42,8 +42,8 @@ completes and checks a spec as you type:
 other machines may lack. The specs in `examples/` refer to the one in this repository.
 
 **Values.** CPU is in cores (`2`, `0.5`, `500m`), memory has a unit (`512Mi`, `4Gi`, `4G`), and so have durations (`90s`, `10m`,
-`1h30m`, `24h`, `2d`). `yes`, `no`, `on` and `off` are booleans in YAML: put them in quotes where text is meant. Dates and numbers such
-as `12:30` are text; numbers with leading zeros are refused, because YAML readers disagree about them.
+`1h30m`, `24h`, `2d`). `yes`, `no`, `on` and `off` are booleans in YAML: put them in quotes where strings are meant. Dates and numbers such
+as `12:30` are strings; numbers with leading zeros are refused, because YAML readers disagree about them.
 
 **Changes for one command.** `--set path=value` changes one value: `--set train.steps=500`, `--set 'roles.ps={replicas: 2}'`,
 `--set roles.evaluator=null`. Values are YAML. Relative paths in the spec start at the spec's directory; in `--set` they start at

@@ -108,7 +108,7 @@ class Notifier:
         if wait != 0.0:
             return math.inf if wait is None else wait
         channel = open_channel()
-        if not self._write(annotated, ledger.with_sender(entries, message, kind, now, self._seconds + _SENDER_MARGIN)):
+        if not self._write(annotated, ledger.with_claim(entries, message, kind, now, self._seconds + _SENDER_MARGIN)):
             return _RETRY_INTERVAL
         try:
             self._in_flight.append(_InFlight(message, kind, SenderProcess(channel.request(message, self._seconds))))

@@ -30,7 +30,7 @@ NAME_LABEL = "app.kubernetes.io/name"
 INSTANCE_LABEL = "app.kubernetes.io/instance"
 COMPONENT_LABEL = "app.kubernetes.io/component"
 MANAGED_BY_LABEL = "app.kubernetes.io/managed-by"
-# On the pods of every role's tasks, the evaluator's too, and on no others, beside a helper pod of `doctor`.
+# On the pods of every role's tasks, the evaluator's too, and on no others, except a helper pod of `doctor`.
 TASK_LABEL = "tf-launcher/cluster"
 # On every pod that mounts the run's volume, if those have to be on one node.
 VOLUME_LABEL = "tf-launcher/volume"

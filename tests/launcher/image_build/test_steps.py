@@ -1,4 +1,4 @@
-"""ProgressParser that are read from BuildKit's output. The samples were written by BuildKit 0.8 (Docker 20.10) and 0.23 (Docker 28)."""
+"""Steps that are read from BuildKit's output. The samples were written by BuildKit 0.8 (Docker 20.10) and 0.23 (Docker 28)."""
 
 import pytest
 

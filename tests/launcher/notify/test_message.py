@@ -95,7 +95,7 @@ def test_a_message_that_another_sender_has_claimed_is_left_to_it_until_the_claim
     end = end_message(RUN, NOW)
     assert end is not None
     assert ledger.wait_time([], end, "webhook", NOW) == 0.0
-    claimed = ledger.with_sender([], end, "webhook", NOW, 60.0)
+    claimed = ledger.with_claim([], end, "webhook", NOW, 60.0)
     assert ledger.wait_time(claimed, end, "webhook", NOW + 20) == 40.0
     assert ledger.wait_time(claimed, end, "webhook", NOW + 61) == 0.0
     for state in (ledger.SENT, ledger.FAILED):

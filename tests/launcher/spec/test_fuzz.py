@@ -189,5 +189,5 @@ paths = st.sampled_from(
         st.tuples(paths | st.text(max_size=8), st.sampled_from(["=", "", "=="]), words | st.text(max_size=10)).map("".join), max_size=3
     )
 )
-def test_overrides(set_options: list[str], tmp_path: Path) -> None:
+def test_set_options(set_options: list[str], tmp_path: Path) -> None:
     check(FULL.encode(), tmp_path, set_options)

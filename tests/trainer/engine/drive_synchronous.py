@@ -174,7 +174,7 @@ def rows_with_a_backup(scratch: Path, connection: Any) -> dict[str, Any]:
     except WorkloadError as error:
         refused = str(error)
     moved = float(np.max(np.abs(rows - embedding_models.start(*rows.shape).value)))
-    return {"rows with a back-up": {"step": session.step, "moved": moved}, "norm of rows": refused, "given rows": (fixed.step, held)}
+    return {"rows with a backup": {"step": session.step, "moved": moved}, "norm of rows": refused, "given rows": (fixed.step, held)}
 
 
 def compare(cluster: Any) -> dict[str, Any]:  # noqa: PLR0915 - all cases in turn, on one cluster
@@ -298,7 +298,7 @@ def compare(cluster: Any) -> dict[str, Any]:  # noqa: PLR0915 - all cases in tur
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline and "worker-2" not in {w.task for w in backed_up.run(20).workers}:
         pass
-    report["back-up is back"] = time.monotonic() < deadline
+    report["backup is back"] = time.monotonic() < deadline
     backed_up.run(20, finish=True)
     backed_up.close()
     return report

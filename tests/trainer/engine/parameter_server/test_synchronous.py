@@ -48,8 +48,8 @@ def test_gradients_beyond_the_needed_ones_are_dropped_and_counted(report: dict[s
 
 
 def test_rows_learn_with_a_back_up_worker_too(report: dict[str, Any]) -> None:
-    assert report["rows with a back-up"]["step"] == ROUNDS
-    assert report["rows with a back-up"]["moved"] > 1e-4
+    assert report["rows with a backup"]["step"] == ROUNDS
+    assert report["rows with a backup"]["moved"] > 1e-4
 
 
 def test_the_next_round_waits_until_the_rows_of_a_checkpoint_are_written(report: dict[str, Any]) -> None:
@@ -96,7 +96,7 @@ def test_a_worker_that_every_round_needs_may_be_killed(report: dict[str, Any]) -
 
 def test_a_back_up_may_be_killed_and_takes_part_again_while_rounds_continue(report: dict[str, Any]) -> None:
     assert report["rounds without it"] == 20
-    assert report["back-up is back"]
+    assert report["backup is back"]
 
 
 def test_servers_that_differ_about_the_first_gradients_block_no_worker(report: dict[str, Any]) -> None:
