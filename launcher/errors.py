@@ -1,12 +1,15 @@
 """The exceptions of the launcher, and the known word that a wrong one was probably meant to be.
 
-LauncherError            exit code 1: something outside the spec went wrong
-    SpecError            exit code 2: the spec is wrong; carries every problem
-    UsageError           exit code 2: the command line asks for something impossible
+LauncherError                exit code 1: something outside the spec went wrong
+    SpecError                exit code 2: the spec is wrong; carries every problem
+    UsageError               exit code 2: the command line asks for something impossible
+    StartInterruptedError    exit code 143: a run was asked to stop before its tasks had started
 """
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+
+from trainer.exit_codes import ExitCode
 
 
 class LauncherError(Exception):
@@ -32,6 +35,8 @@ class UsageError(LauncherError):
 
 class StartInterruptedError(LauncherError):
     """A run was asked to stop before its tasks had started."""
+
+    exit_code = int(ExitCode.STOPPED)
 
     def __init__(self, run: str) -> None:
         super().__init__(f"the run {run} was not started: its start was interrupted", "start it with `launcher up`")

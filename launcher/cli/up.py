@@ -184,9 +184,15 @@ def _foreground(
 
     name, tasks = run.plan.name, [task.name for task in run.plan.tasks]
     with Interrupts() as interrupts:
-        since = time.time()
+        since, notices = time.time(), iter(["stopping the start"])  # printed once
+
+        def is_cancelled() -> bool:
+            if interrupts.count:
+                streams.print_notices(notices)
+            return bool(interrupts.count)
+
         with interrupts.with_exit_code():
-            backend.start(run, is_cancelled=lambda: bool(interrupts.count))
+            backend.start(run, is_cancelled=is_cancelled)
         started()
         with _view(name, tasks, as_json=as_json) as view:
             stop_description, logs = stop_action(run.spec), command(runs, "logs", name, on=run.plan.target)

@@ -52,7 +52,8 @@ def start(
 
     Returns the write end of its lifeline: the run stops when that end is closed, at the latest when this process dies. None without
     `is_cancelled`: then the run is in the background. Once `is_cancelled` returns True, the supervisor is asked to stop.
-    Raises LauncherError if a task could not be started, or the start was cancelled first, and OSError if files cannot be written.
+    Raises LauncherError if a task could not be started, StartInterruptedError if the supervisor was asked to stop first, here or elsewhere, and
+    OSError if files cannot be written.
     """
     # spec.json is the spec of the run's last start: it is replaced once this start has succeeded.
     new_spec = paths.spec.with_suffix(".new")
@@ -91,7 +92,7 @@ def start(
             # Kill the processes that it has started, too: Docker Compose would continue without its caller.
             process_identity.kill_session(process.pid)
             process.wait()
-            if is_cancelled is not None and is_cancelled():
+            if process.returncode == -signal.SIGTERM:  # it had no handler yet, so it had started nothing
                 raise StartInterruptedError(paths.name)
             raise LauncherError(
                 f"the supervisor of {paths.name} did not start within {timeout:g} s or ended at once",
@@ -99,6 +100,8 @@ def start(
             )
         if answer:
             process.wait()
+            if answer["interrupted"]:
+                raise StartInterruptedError(paths.name)
             raise LauncherError(answer["message"], answer["remedy"])
         new_spec.replace(paths.spec)
         process.returncode = 0  # it outlives this object on purpose: no warning that it still runs
@@ -115,8 +118,8 @@ def _environment() -> dict[str, str]:
     return os.environ | ({"PYTHONPATH": search_path(os.environ.get("PYTHONPATH"), source)} if source else {})
 
 
-def _read_answer(ready: FileIO, timeout: float, pid: int, is_cancelled: Callable[[], bool] | None) -> dict[str, str] | None:
-    """Return the supervisor's answer: empty if it has started, else an error's message and remedy; None if there is none in time.
+def _read_answer(ready: FileIO, timeout: float, pid: int, is_cancelled: Callable[[], bool] | None) -> dict[str, Any] | None:
+    """Return the supervisor's answer: empty if it has started, else the error; None if there is none in time.
 
     Ask the supervisor, process `pid`, to stop once `is_cancelled` returns True.
     """

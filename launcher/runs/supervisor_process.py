@@ -11,7 +11,7 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
-from launcher.errors import LauncherError
+from launcher.errors import LauncherError, StartInterruptedError
 from launcher.files import read_json
 from launcher.plan.models import Plan
 from launcher.plan.plan_json import from_document
@@ -32,7 +32,8 @@ def main(create_controller: Callable[[RunPaths, Plan, int | None], RunController
             controller = create_controller(paths, from_document(read_json(paths.plan) or {}), options.lifeline_fd)
         controller.start()
     except LauncherError as error:
-        _report(options.ready_fd, {"message": error.message, "remedy": error.remedy})
+        interrupted = isinstance(error, StartInterruptedError)
+        _report(options.ready_fd, {"message": error.message, "remedy": error.remedy, "interrupted": interrupted})
         return 1
     _report(options.ready_fd, {})
     try:
@@ -59,8 +60,8 @@ def _options() -> argparse.Namespace:
     return options
 
 
-def _report(fd: int, document: dict[str, str]) -> None:
-    """Answer on the ready pipe: an empty document if the run has started, else `message` and `remedy`."""
+def _report(fd: int, document: dict[str, str | bool]) -> None:
+    """Answer on the ready pipe: an empty document if the run has started, else `message`, `remedy`, and whether it was `interrupted`."""
     with contextlib.suppress(OSError):  # the process that started this one is gone
         os.write(fd, json.dumps(document).encode() + b"\n")
     os.close(fd)

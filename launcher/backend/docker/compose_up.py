@@ -2,6 +2,7 @@
 
 import contextlib
 import time
+from contextlib import AbstractContextManager
 from http import HTTPStatus
 from pathlib import Path
 
@@ -19,9 +20,12 @@ _RETRY_INTERVAL = 0.1
 _CLEAR_TIMEOUT = 20.0
 
 
-def start_containers(engine: Engine, run: str, file: Path, timeout: float = 0.0) -> list[Container]:
+def start_containers(
+    engine: Engine, run: str, file: Path, timeout: float = 0.0, interruptible: AbstractContextManager[None] | None = None
+) -> list[Container]:
     """Have Compose start the services of its file; return the containers. Compose may take `timeout` seconds, at least ten minutes.
 
+    It runs in a `with` block of `interruptible`, from which an exception may come at any time; the rest, such as a removal, is not interrupted.
     Remains of an earlier run are stopped and removed first; if they cannot be stopped, they stay. Raises LauncherError if a container
     cannot be started, and then leaves no container and no network of this run, and its volume only if that existed before.
     """
@@ -31,7 +35,8 @@ def start_containers(engine: Engine, run: str, file: Path, timeout: float = 0.0)
         stop_running(engine.containers(run))  # a run without a supervisor may still run: let it save
         engine.remove(run)
     try:
-        compose(run, file, "up", "--detach", "--no-build", "--quiet-pull", action=action, timeout=timeout)
+        with interruptible or contextlib.nullcontext():
+            compose(run, file, "up", "--detach", "--no-build", "--quiet-pull", action=action, timeout=timeout)
         with translate_errors(action):
             return engine.containers(run)
     except BaseException as error:

@@ -10,6 +10,7 @@ import queue
 import signal
 import threading
 import time
+from collections.abc import Iterator
 
 from docker.models.containers import Container
 
@@ -61,14 +62,13 @@ class RunContainers(RunBackend):
         self._container_ids: dict[str, str] = {}  # by task
         self._directory_lost = False
         self._engine_seen = self._polled_at = time.monotonic()
-        self._is_starting = False
+        self._is_interruptible = self._was_signalled = False
         self._gave_up = False  # since the engine has not answered for too long
 
     def start(self) -> None:
         """Have Compose start every container. Raises LauncherError, and leaves none, if one cannot be started."""
         name = self._plan.name
-        containers = start_containers(self._engine, name, self._paths.compose, self._plan.start_timeout)
-        self._is_starting = False
+        containers = start_containers(self._engine, name, self._paths.compose, self._plan.start_timeout, self._interruptible())
         self._engine.set_timeout(_ANSWER_TIMEOUT)
         self._update_tasks(containers, time.monotonic())
         self._started_ids = frozenset(str(container.id) for container in containers)
@@ -77,17 +77,31 @@ class RunContainers(RunBackend):
 
     def listen(self, lifeline: int | None) -> None:
         """Listen for signals (SIGHUP is ignored) and for the lifeline, which closes when the launcher in the foreground ends."""
-        self._is_starting = True
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
             signal.signal(number, lambda number, _frame: self.request_stop(number))
         if lifeline is not None:
             threading.Thread(target=self._read_lifeline, args=(lifeline,), name="lifeline", daemon=True).start()
 
     def request_stop(self, number: int | None) -> None:
-        """Record a signal's number, or None if the launcher is gone. The first signal during the start ends that by StartInterruptedError."""
+        """Record a signal's number, or None if the launcher is gone. A signal ends Compose's start by StartInterruptedError."""
         self._requests.put(number)
-        if self._is_starting and number not in {None, signal.SIGHUP}:
-            self._is_starting = False  # a later signal must not end the removal of the containers
+        if number not in {None, signal.SIGHUP}:
+            self._was_signalled = True
+            self._raise_if_interrupted()
+
+    @contextlib.contextmanager
+    def _interruptible(self) -> Iterator[None]:
+        """Let the first signal, also one before the block, end it by StartInterruptedError. Outside, a signal never interrupts a removal or a record."""
+        self._is_interruptible = True
+        try:
+            self._raise_if_interrupted()
+            yield
+        finally:
+            self._is_interruptible = False
+
+    def _raise_if_interrupted(self) -> None:
+        if self._is_interruptible and self._was_signalled:
+            self._is_interruptible = False
             raise StartInterruptedError(self._plan.name)
 
     def _read_lifeline(self, lifeline: int) -> None:

@@ -1,5 +1,6 @@
 """`down` and `up` of one run at the same time: one goes first, both succeed, and the last one decides the result."""
 
+import json
 import os
 import shutil
 import subprocess
@@ -14,6 +15,7 @@ from launcher.runs import locks
 from launcher.runs.paths import RunPaths
 from tests.e2e.docker.conftest import Built
 from tests.e2e.docker.running import NOTHING, ROOT, Run, launch, objects_of, started
+from trainer.exit_codes import ExitCode
 
 pytestmark = [pytest.mark.docker, pytest.mark.usefixtures("image")]
 
@@ -101,12 +103,17 @@ def test_down_stops_a_run_that_is_still_starting(tmp_path: Path) -> None:
     shim.chmod(0o755)
     with started(SLEEPING, tmp_path) as run:
         run.launcher("down", run.name)
-        up = in_background(run, "up", file_of(run), "--detach", environment={"PATH": f"{slow}:{os.environ['PATH']}"})
+        # Its containers are not all started: an init container does not end.
+        waiting = SLEEPING | {"version": 1, "name": run.name, "init_containers": [{"name": "waits", "command": ["sleep", "3600"]}]}
+        Path(file_of(run)).write_text(json.dumps(waiting))
+        up = in_background(run, "up", file_of(run), "--resume", environment={"PATH": f"{slow}:{os.environ['PATH']}"})
         run.until("up to take the lock", lambda: is_locked(run), 60)
         assert run.status()["state"] != "stopped"  # the status of the new supervisor, not of the last one
         result = launch("down", run.name, runs=run.runs)
         assert result.returncode == 0, result.stdout + result.stderr
         assert "is stopped" in result.stdout
-        output_of_success(up)
+        output, _ = up.communicate(timeout=120)
+        assert up.returncode == ExitCode.STOPPED, output
+        assert f"the run {run.name} was not started: its start was interrupted" in output
         assert objects_of(run.name) == NOTHING | {"volumes": [f"{run.name}_run"]}
         assert run.status()["state"] == "stopped"

@@ -5,12 +5,18 @@ import os
 import signal
 import subprocess
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
-from launcher.cli.up import _unwatched_notices
+from launcher.backend.model import Backend, PlannedRun
+from launcher.cli.up import _foreground, _unwatched_notices
+from launcher.errors import StartInterruptedError
+from launcher.plan.models import Plan
 from launcher.spec.models import ClusterSpec
 from tests.launcher.cli.conftest import LAUNCHER, Cli, Spec
 from tests.waiting import until
@@ -275,6 +281,21 @@ def test_a_signal_saves_and_stops(
     assert "run it again" in out  # it had done no step
     assert (tmp_path / "runs" / "toy" / "saved").is_file()
     assert json.loads(cli("status", "--json").stdout)["state"] == "stopped"
+
+
+def test_a_signal_during_the_start_is_announced_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def start(run: PlannedRun, *, is_cancelled: Callable[[], bool]) -> None:
+        assert not is_cancelled()
+        signal.raise_signal(signal.SIGINT)
+        assert [is_cancelled(), is_cancelled()] == [True, True]
+        raise StartInterruptedError(run.plan.name)
+
+    backend = cast("Backend", SimpleNamespace(start=start))
+    run = PlannedRun(Plan("toy", "docker", "single", "", (), "", 1.0, 1.0, None, ()), {})
+    with pytest.raises(StartInterruptedError) as raised:
+        _foreground(backend, run, tmp_path, [], as_json=False, started=lambda: None)
+    assert raised.value.exit_code == 130
+    assert capsys.readouterr().err == "notice: stopping the start\n"
 
 
 def test_under_nohup_the_run_survives_the_end_of_the_terminal(cli: Cli, spec: Spec, tmp_path: Path, environment: dict[str, str]) -> None:

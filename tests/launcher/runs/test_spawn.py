@@ -58,15 +58,26 @@ signal.pause()
     until("the supervisor to be asked to stop", asked.exists, seen=paths.supervisor_log.read_text)
 
 
-@pytest.mark.parametrize("answer", ["", '{"message": "not started", "remedy": "try again"}\n'], ids=["no answer", "an answer"])
-def test_a_start_that_is_cancelled_ends_with_its_supervisor(answer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "handler, answer, message, code",
+    [
+        ("signal.SIG_DFL", "", "the run toy was not started: its start was interrupted", 143),
+        ("stop", "", "did not start within 5 s or ended at once", 1),
+        ("stop", '{"message": "no image", "remedy": "build it", "interrupted": false}\n', "no image", 1),
+        ("stop", '{"message": "", "remedy": "", "interrupted": true}\n', "the run toy was not started: its start was interrupted", 143),
+    ],
+    ids=["no handler", "no answer", "another failure", "interrupted"],
+)
+def test_a_start_that_is_cancelled_ends_with_its_supervisor(
+    handler: str, answer: str, message: str, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "starts.py").write_text(f"""
 import os, pathlib, signal, sys
 def stop(number, frame):
     os.write(int(sys.argv[sys.argv.index("--ready-fd") + 1]), {answer.encode()!r})
     pathlib.Path(sys.argv[1], "asked").touch()
     sys.exit()
-signal.signal(signal.SIGTERM, stop)
+signal.signal(signal.SIGTERM, {handler})
 pathlib.Path(sys.argv[1], "started").touch()
 signal.pause()
 """)
@@ -74,9 +85,10 @@ signal.pause()
     paths = RunPaths(tmp_path / "runs" / "toy")
     plan = Plan("toy", "local", "single", "", (), str(paths.run_dir), 1.0, 1.0, None, ())
     cancelled = (paths.run_dir / "started").exists
-    with pytest.raises(LauncherError, match="not started" if answer else "the run toy was not started: its start was interrupted"):
+    with pytest.raises(LauncherError, match=message) as raised:
         spawn.start(paths, plan, {}, lock_fd=spawn.lock(paths), is_cancelled=cancelled, supervisor="starts", timeout=5.0)
-    assert (paths.run_dir / "asked").exists()
+    assert raised.value.exit_code == code
+    assert (paths.run_dir / "asked").exists() == (handler == "stop")
 
 
 def test_files_with_the_user_s_env_are_private(tmp_path: Path) -> None:

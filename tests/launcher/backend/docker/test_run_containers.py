@@ -14,11 +14,11 @@ from typing import Any, cast
 import pytest
 from docker.models.containers import Container
 
-from launcher.backend.docker import run_containers
+from launcher.backend.docker import compose_up, run_containers
 from launcher.backend.docker.engine import Engine
 from launcher.backend.docker.event_stream import ContainerEnded, ContainerEvent, LineWritten
 from launcher.backend.docker.run_containers import RunContainers
-from launcher.errors import StartInterruptedError
+from launcher.errors import LauncherError
 from launcher.plan.planner import plan
 from launcher.render import labels
 from launcher.runs import state_file
@@ -169,26 +169,46 @@ def test_a_run_that_lost_its_directory_does_not_stop_the_sidecars_of_a_new_run_o
     assert sidecar.calls == []
 
 
-def test_a_signal_ends_a_start_but_not_the_removal_of_its_containers(containers: RunContainers, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "signals, state, reason",
+    [
+        ({"Compose", "removal"}, State.STOPPED, "its start was interrupted"),
+        ({"earlier run"}, State.STOPPED, "its start was interrupted"),
+        ({"removal"}, State.FAILED, "the image was not found"),
+        ({"record"}, State.FAILED, "the image was not found"),
+    ],
+    ids=["during and after Compose", "before Compose", "in the removal after a failure", "in the record of a failure"],
+)
+def test_a_signal_ends_only_compose_and_neither_the_removal_of_containers_nor_the_record(
+    signals: set[str], state: State, reason: str, containers: RunContainers, run: RunController, monkeypatch: pytest.MonkeyPatch
+) -> None:
     steps = []
 
-    def start(*_: object) -> list[Container]:
-        signal.raise_signal(signal.SIGHUP)
-        steps.append("waits for an init container")
-        try:
+    def reach(step: str) -> None:
+        signal.raise_signal(signal.SIGHUP)  # is ignored
+        if step in signals:
             signal.raise_signal(signal.SIGTERM)
-            steps.append("has started")
-        finally:
-            signal.raise_signal(signal.SIGTERM)
-            steps.append("has removed them")
-        return []
+        steps.append(step)
 
-    monkeypatch.setattr(run_containers, "start_containers", start)
+    def compose(*_: object, **__: object) -> None:
+        reach("Compose")
+        raise LauncherError("the image was not found")
+
+    volume = SimpleNamespace(remove=lambda: steps.append("removed the volume"))
+    containers._engine = cast("Engine", SimpleNamespace(containers=lambda _: [], remove=lambda _: None, volumes=lambda _: [volume]))
+    monkeypatch.setattr(compose_up, "_has_data", lambda *_: False)
+    monkeypatch.setattr(compose_up, "stop_running", lambda _: reach("earlier run"))
+    monkeypatch.setattr(compose_up, "compose", compose)
+    monkeypatch.setattr(compose_up, "_clear", lambda *_: reach("removal"))
+    monkeypatch.setattr(containers, "clean_up", lambda _: reach("record"))
     with handlers_restored():
         containers.listen(None)
-        with pytest.raises(StartInterruptedError):
-            containers.start()
-    assert steps == ["waits for an init container", "has removed them"]
+        with pytest.raises(LauncherError, match=reason):
+            run.start()
+    assert [step for step in steps if step != "Compose"] == ["earlier run", "removal", "removed the volume", "record"]
+    snapshot = state_file.read(containers._paths.state)
+    assert snapshot is not None
+    assert snapshot.status.state is state
 
 
 class Flood(queue.SimpleQueue[ContainerEvent]):
