@@ -17,6 +17,7 @@ from trainer.events import escaped
 
 _STAMP_LENGTH = len("2026-01-31T00:00:00.000Z")
 _BLOCK = 64 * 1024
+_MAX_DAMAGED_LINES = 100  # in a row, that a reader steps back over to find a time
 
 
 class LineWriter:
@@ -124,10 +125,17 @@ def _last_time(path: Path) -> float:
 
 def parse(line: bytes, task: str, previous_time: float) -> LogLine:
     """Return a line of a log file. A damaged line gets the time of the line before it, `previous_time`."""
-    stamp, rest = line[:_STAMP_LENGTH], line[_STAMP_LENGTH:]
-    if stamp.endswith(b"Z") and rest.startswith(b" ") and (moment := parse_rfc3339(stamp.decode("ascii", "replace"))) is not None:
-        return log_line(moment, task, rest[1:].removesuffix(b"\n"))
+    moment = _time_of(line)
+    if moment is not None:
+        return log_line(moment, task, line[_STAMP_LENGTH + 1 :].removesuffix(b"\n"))
     return log_line(previous_time, task, line.removesuffix(b"\n"))
+
+
+def _time_of(line: bytes) -> float | None:
+    """Return the time with which a line begins; None if the line is damaged."""
+    stamp = line[:_STAMP_LENGTH]
+    has_stamp = stamp.endswith(b"Z") and line[_STAMP_LENGTH : _STAMP_LENGTH + 1] == b" "
+    return parse_rfc3339(stamp.decode("ascii", "replace")) if has_stamp else None
 
 
 def read(path: Path, offset: int) -> Iterator[tuple[int, LogLine]]:
@@ -137,7 +145,12 @@ def read(path: Path, offset: int) -> Iterator[tuple[int, LogLine]]:
         if path.stat().st_size <= offset:  # nothing new; a reader that follows a log checks five times a second
             return
     with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
-        position = _line_start(file.fileno(), offset - 1)  # of the line before: a damaged line gets its time
+        fd = file.fileno()
+        position = _line_start(fd, offset - 1)  # of the line before: a damaged line gets its time, or that of an earlier one
+        for _ in range(_MAX_DAMAGED_LINES):
+            if position == 0 or _time_of(os.pread(fd, _STAMP_LENGTH + 1, position)) is not None:
+                break
+            position = _line_start(fd, position - 1)
         file.seek(position)
         for raw in file:
             if not raw.endswith(b"\n"):

@@ -155,3 +155,4 @@ def test_a_damaged_line_has_the_time_of_the_one_before(tmp_path: Path) -> None:
     damaged = [(5, "nonsense"), (5, "2026-99-99T00:00:00.000Z worse")]
     assert [(line.time, line.text) for line in read(path)] == [(5, "good"), *damaged]
     assert [(line.time, line.text) for line in read(path, log_files.tail_offset(path, 2))] == damaged
+    assert [(line.time, line.text) for line in read(path, log_files.tail_offset(path, 1))] == damaged[1:]
