@@ -72,7 +72,11 @@ class Backend(Protocol):
         """
 
     def status(self, name: str) -> RunStatus:
-        """Return the status of the run. Blocks for at most about ten seconds."""
+        """Return the status of the run.
+
+        Never waits for the run itself: only until the engine or the cluster answers, or at most ten seconds for the end of tasks whose directory
+        was removed.
+        """
 
     def spec(self, name: str) -> dict[str, Any] | None:
         """Return the spec of the run's last start, in JSON form; None if it is not known."""

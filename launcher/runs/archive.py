@@ -1,6 +1,6 @@
 """Directories as tar streams, and a small HTTP server of such streams.
 
-A pod runs the text of this file (launcher/backend/kubernetes/download.py), so it imports only the standard library, and runs on any Python 3 of an image.
+A pod runs the text of this file (launcher/backend/kubernetes/download.py), so it imports only the standard library, and runs on an image's Python, 3.7 or newer.
 """
 
 from __future__ import annotations

@@ -63,7 +63,10 @@ def _restore(file: Path, before: dict[str, Any] | None) -> None:
 
 
 def last_started(runs: Path, run: str, context: str | None, namespace: str | None) -> NamespaceRef:
-    """Return the namespace of a run's last start, among those that match; else `namespace`, in `context` or else the last start's."""
+    """Return the namespace of a run's last start in `context` and `namespace`, as far as they are given.
+
+    If there was none: `namespace`, in `context` if given, else in the context of the last start.
+    """
     _migrate(runs, run)
     known = [ref for _, ref in sorted(_starts(runs, run), key=lambda start: start[0], reverse=True)]
     for ref in known:

@@ -11,9 +11,9 @@ from typing import Any
 from launcher.runs.status import SaveFailure
 from trainer.events import Event
 
-_ENDS_SAVE_FAILURE = frozenset(
-    {"checkpoint", "done", "started", "restarting", "failed"}
-)  # saves, and new processes, which have no failed save yet
+# Events that end a failure to save: saves, and new processes, which have no failed save yet.
+_SAVE_FAILURE_ENDS = frozenset({"checkpoint", "done", "started", "restarting", "failed"})
+
 # Without a supervisor, a status is derived from this many last lines of each task: enough for its last progress, evaluation and checkpoint.
 STATUS_LINES = 2000
 
@@ -102,7 +102,7 @@ class RunProgress:
             until = None if since is None or timeout is None else since + timeout
             step, size, free, saved = (integer(event, key) for key in ("step", "size", "free", "saved"))
             self.save_failed = SaveFailure(text(event, "path"), text(event, "cause"), step, size, free, saved, since, until)
-        elif kind in _ENDS_SAVE_FAILURE:
+        elif kind in _SAVE_FAILURE_ENDS:
             self.save_failed = None
 
     def _apply_progress(self, event: Event) -> None:

@@ -16,12 +16,12 @@ _OUTDATED = {State.FAILED: ("running", "stopped"), State.STOPPED: ("running",)}
 _FIELDS: dict[str, type] = {"step": int, "steps": int, "metrics": dict, "checkpoint": str, "ended_early": str}
 
 
-def merged(status: RunStatus, record: Mapping[str, Any], *, newer: bool) -> RunStatus:
+def merged(status: RunStatus, document: Mapping[str, Any], *, newer: bool) -> RunStatus:
     """Return a status merged with run.json: with all its fields if it is `newer`, else only with those that the status lacks. Pure."""
     changes: dict[str, Any] = {
-        field: record[field]
+        field: document[field]
         for field, kind in _FIELDS.items()
-        if isinstance(record.get(field), kind) and (newer or not getattr(status, field))
+        if isinstance(document.get(field), kind) and (newer or not getattr(status, field))
     }
     if "metrics" in changes:  # the chief records only those of evaluations
         changes["metrics_of"] = "evaluation"
@@ -33,8 +33,8 @@ def merged(status: RunStatus, record: Mapping[str, Any], *, newer: bool) -> RunS
 
 def record_outcome(paths: RunPaths, outcome: State, reason: str) -> None:
     """Write the run's outcome and its reason into run.json if that is outdated. No task may be running any more."""
-    record = files.read_json(paths.run_json)
-    if record is None or record.get("state") not in _OUTDATED.get(outcome, ()):
+    document = files.read_json(paths.run_json)
+    if document is None or document.get("state") not in _OUTDATED.get(outcome, ()):
         return
     with contextlib.suppress(OSError):  # state.json has the outcome, too
-        files.write_json(paths.run_json, record | {"state": str(outcome), "reason": reason, "updated": time.time()})
+        files.write_json(paths.run_json, document | {"state": str(outcome), "reason": reason, "updated": time.time()})

@@ -213,7 +213,7 @@ def _removed(processes: int) -> dict[str, int]:
 
 def _with_run_json(status: RunStatus, paths: RunPaths) -> RunStatus:
     """Fill in fields that events did not set from the chief's run.json, which for an interrupted run is newer than the events."""
-    record = files.read_json(paths.run_json)
-    if record is None or status.state == State.PENDING:
+    document = files.read_json(paths.run_json)
+    if document is None or status.state == State.PENDING:
         return status
-    return run_json.merged(status, record, newer=status.state == State.INTERRUPTED)
+    return run_json.merged(status, document, newer=status.state == State.INTERRUPTED)

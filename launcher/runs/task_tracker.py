@@ -11,7 +11,7 @@ from launcher.runs.status import EndedAttempt, State, TaskStatus
 from trainer.events import Event
 from trainer.exit_codes import SIGKILL_EXIT_CODE, ExitCode, describe
 
-_HISTORY_LENGTH = 500  # that are remembered: a task with `restart: always` has no limit of them, and each is written to the state file
+_MAX_REMEMBERED_RESTARTS = 500  # the number of restarts with `restart: always` has no limit, and each is written to the state file
 _SIGNAL_CODES = frozenset({SIGKILL_EXIT_CODE, ExitCode.STOPPED})
 
 
@@ -146,7 +146,7 @@ class TaskTracker:
 
     def _add_restart(self, at: float, exit_code: int | None, cause: str) -> None:
         self.restarts.append(EndedAttempt(at, self.attempt, exit_code, cause))
-        del self.restarts[:-_HISTORY_LENGTH]
+        del self.restarts[:-_MAX_REMEMBERED_RESTARTS]
 
     def _apply_restart_in_place(self, event: Event) -> None:
         cause = cause_with_output(event, self.last_error)

@@ -230,8 +230,8 @@ class DockerBackend:
             if not self._engine.volumes(name):
                 self.status(name)  # raises UsageError if there is no such run
                 raise missing_artifact_error(name, artifact, ())
-            with volumes.opened(self._engine, name, artifact, spec) as opened:
-                yield opened
+            with volumes.open_artifact(self._engine, name, artifact, spec) as stream:
+                yield stream
 
     def tensorboard(self, name: str, *, host: str | None, port: int | None) -> TensorBoardAddress:
         """Have TensorBoard serve the run's logs, at `host` and `port` if given; return its address."""

@@ -22,7 +22,7 @@ _PULL_TIMEOUT = 3600.0
 
 def prepare(spec: ClusterSpec, endpoint: Endpoint) -> Iterator[str]:
     """Yield each step as a message. Raises LauncherError, which names what is missing and the remedy."""
-    compose_version()
+    compose_version()  # raises if Compose is missing or too old
     check_directories(spec, endpoint)
     if spec.train is not None and spec.train.data == "download":
         yield "data: download puts the tasks on a network where programs of the engine's host reach TensorFlow's port (docs/docker.md)"

@@ -55,7 +55,7 @@ def rename(engine: Engine, name: str, new_name: str, spec: ClusterSpec | None) -
 
 
 @contextlib.contextmanager
-def opened(engine: Engine, name: str, artifact: Artifact, spec: ClusterSpec | None) -> Iterator[ArtifactStream]:
+def open_artifact(engine: Engine, name: str, artifact: Artifact, spec: ClusterSpec | None) -> Iterator[ArtifactStream]:
     """Open an artifact in a run's volume for a `with` block, as the engine sends it. Raises UsageError, or one of engine.ERRORS.
 
     The engine reads volumes through a container, which need not run: so any image will do.

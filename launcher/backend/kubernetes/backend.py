@@ -451,7 +451,7 @@ class KubernetesBackend:
 
     def _cluster(self, name: str) -> Cluster:
         """Return a run's cluster: the one that the user names, else the one where this machine started it, else the kubeconfig's."""
-        if name not in self._clusters:  # once: its entry in the cache may be moved or deleted later
+        if name not in self._clusters:  # once: its files on this machine may be moved or deleted later
             ref = cluster_state.last_started(self._runs, name, self._cluster_ref.context, self._cluster_ref.namespace)
             self._clusters[name] = Cluster(ref.context, ref.namespace)
         return self._clusters[name]

@@ -25,7 +25,7 @@ class RequiredPort:
 
 _DNS = RequiredPort("DNS", 53, "UDP", of_tasks=False)
 _PORT = RequiredPort(f"port {PORT} of each other", PORT)
-_EXCHANGE = RequiredPort(f"port {ALL_REDUCE_PORT} of each other", ALL_REDUCE_PORT)
+_ALL_REDUCE = RequiredPort(f"port {ALL_REDUCE_PORT} of each other", ALL_REDUCE_PORT)
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ def _required_ports(run: Run) -> tuple[RequiredPort, ...]:
     """Return the ports that the tasks must reach; a single task has no peers."""
     if sum(bool(task.address) for task in run.plan.tasks) < 2:
         return (_DNS,)
-    return (_DNS, _PORT, _EXCHANGE) if STRATEGIES[run.spec.strategy].all_reduces else (_DNS, _PORT)
+    return (_DNS, _PORT, _ALL_REDUCE) if STRATEGIES[run.spec.strategy].all_reduces else (_DNS, _PORT)
 
 
 def _allows(rule: Object, required: RequiredPort, tasks: Iterable[Mapping[str, str]]) -> bool:

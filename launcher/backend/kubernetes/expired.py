@@ -45,13 +45,15 @@ def _run_json(cluster: Cluster, run: Run) -> Mapping[str, Any]:
     return download.run_json(cluster, run)
 
 
-def by_run_json(unknown: RunStatus, facts: Mapping[str, Any], digest: str) -> RunStatus | None:
+def by_run_json(unknown: RunStatus, document: Mapping[str, Any], digest: str) -> RunStatus | None:
     """Return the status that run.json records; None if the run has not ended there, or was started from another spec. Pure."""
-    state = _STATES.get(str(facts.get("state")))
-    if state is None or not digest or facts.get("spec_digest") != digest:
+    state = _STATES.get(str(document.get("state")))
+    if state is None or not digest or document.get("spec_digest") != digest:
         return None
-    ended = run_json.merged(_ended(unknown, state, str(facts.get("reason") or "")), facts, newer=True)
-    return dataclasses.replace(ended, spec_digest=digest, started=_seconds(facts.get("started")), ended=_seconds(facts.get("updated")))
+    ended = run_json.merged(_ended(unknown, state, str(document.get("reason") or "")), document, newer=True)
+    return dataclasses.replace(
+        ended, spec_digest=digest, started=_seconds(document.get("started")), ended=_seconds(document.get("updated"))
+    )
 
 
 def by_events(unknown: RunStatus, jobs: Mapping[str, str], events: Iterable[Object]) -> RunStatus | None:

@@ -54,10 +54,10 @@ class MissingObjectsWatch:
             for ref in labelled(self._cluster, self._run, kind)
         }
         missing = [ref for ref in run_record.recorded_objects(record) if (ref.kind, ref.name) not in present]
-        unlabelled = read(self._cluster, missing)
-        active = [ref for ref, obj in unlabelled.items() if obj is not None and not pod_status.job_has_ended(obj)]
+        current = read_objects(self._cluster, missing)  # None: deleted; else it has lost its labels
+        active = [ref for ref, obj in current.items() if obj is not None and not pod_status.job_has_ended(obj)]
         expire = {"Job"} if ((run_record.spec(record) or {}).get("kubernetes") or {}).get("ttl") else set()
-        deleted = tuple(ref for ref, obj in unlabelled.items() if obj is None and ref.kind not in expire)
+        deleted = tuple(ref for ref, obj in current.items() if obj is None and ref.kind not in expire)
         tasks = tuple(status_without_jobs.task_names(record))
         return MissingObjects(loss, deleted, tuple(active), tasks, reason(self._run, deleted, active, self._cluster.namespace))
 
@@ -88,7 +88,7 @@ def labelled(cluster: Cluster, run: str, kind: str) -> Iterable[ObjectRef]:
     )
 
 
-def read(cluster: Cluster, refs: Iterable[ObjectRef]) -> dict[ObjectRef, Object | None]:
+def read_objects(cluster: Cluster, refs: Iterable[ObjectRef]) -> dict[ObjectRef, Object | None]:
     """Return these objects by name, None for one that does not exist; those of an attendant that the user may not read are left out."""
     found: dict[ObjectRef, Object | None] = {}
     for ref in refs:

@@ -134,10 +134,10 @@ class Reconciler:
 
     def give_up_reason(self, snapshot: RunSnapshot, status: RunStatus, start_timeout: float) -> str:
         """Return the reason to end a run that has not ended: it has not started in time, or a task was evicted too often; else an empty text."""
-        return self.start_failure_seen(snapshot, status, start_timeout) or eviction_failure(snapshot)
+        return self.observed_start_failure(snapshot, status, start_timeout) or eviction_failure(snapshot)
 
-    def start_failure_seen(self, snapshot: RunSnapshot, status: RunStatus, start_timeout: float) -> str:
-        """Return the reason to end the run if it was seen waiting for `start_timeout` seconds without a start; else an empty text."""
+    def observed_start_failure(self, snapshot: RunSnapshot, status: RunStatus, start_timeout: float) -> str:
+        """Return the start failure, once this process has also seen the run wait for `start_timeout` seconds; else an empty text."""
         now = time.monotonic()
         was_restarted = snapshot.jobset and snapshot.jobset.get("status", {}).get("restarts")
         if pod_status.controller_of(snapshot.jobs) and (was_restarted or not pod_status.launcher_created_jobset(snapshot)):

@@ -40,7 +40,7 @@ _MODES = ("ReadWriteMany", "ReadWriteOnce", "ReadWriteOncePod")  # the widest fi
 
 
 def run_of_spec(spec: ClusterSpec, image: str | None = None) -> Run:
-    """Return the run of a spec; `image` if another than the spec's runs."""
+    """Return the run of a spec; `image`, if given, replaces the spec's."""
     return Run(spec, planner.plan(spec, BACKEND, run_dir=f"{CONTAINER_RUNS}/{spec.name}"), image or images.spec_image(spec))
 
 
@@ -182,8 +182,8 @@ def existing_objects(cluster: Cluster, run: str) -> list[ObjectRef]:
         if pod_status.controller_of([obj]) is None
     ]
     record = cluster.get("ConfigMap", run_record.name_of(run))
-    unlabelled = missing_objects.read(cluster, [ref for ref in run_record.recorded_objects(record) if ref not in found])
-    found += [ref for ref, obj in unlabelled.items() if obj is not None]
+    recorded = missing_objects.read_objects(cluster, [ref for ref in run_record.recorded_objects(record) if ref not in found])
+    found += [ref for ref, obj in recorded.items() if obj is not None]
     return sorted((ref for ref in found if ref.name != run_record.name_of(run)), key=lambda ref: _OWNED.index(ref.kind))
 
 

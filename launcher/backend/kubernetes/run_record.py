@@ -191,7 +191,9 @@ def starting_launcher(record: Object | None, now: float) -> str:
     # Another host or container may have the same name, but its processes are not visible here.
     is_local = lease.get("host") == socket.gethostname() and lease.get("space") == process_identity.pid_namespace()
     is_dead = is_local and _process(lease.get("pid")).get("born") != lease.get("born")
-    return "" if is_dead or age > _LEASE_DURATION else f"started by `launcher up` on {lease.get('host', '?')} for {max(0.0, age):.0f} s"
+    if is_dead or age > _LEASE_DURATION:
+        return ""
+    return f"started by `launcher up` on {lease.get('host', '?')}, which began {max(0.0, age):.0f} s ago"
 
 
 def owner(record: Object) -> Object:

@@ -33,7 +33,7 @@ def test_the_launcher_waits_longer_than_an_earlier_run_may_save_and_compose_may_
 
 def test_the_data_of_a_run_of_another_launcher_version_can_be_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     @contextlib.contextmanager
-    def opened(_engine: object, _name: str, _artifact: str, spec: ClusterSpec | None) -> Iterator[ClusterSpec | None]:
+    def open_artifact(_engine: object, _name: str, _artifact: str, spec: ClusterSpec | None) -> Iterator[ClusterSpec | None]:
         yield spec
 
     docker = DockerBackend(tmp_path)
@@ -41,7 +41,7 @@ def test_the_data_of_a_run_of_another_launcher_version_can_be_fetched(tmp_path: 
     paths = docker._paths("toy")
     paths.spec.parent.mkdir(parents=True)
     paths.spec.write_text('{"version": 9}')
-    monkeypatch.setattr(volumes, "opened", opened)
+    monkeypatch.setattr(volumes, "open_artifact", open_artifact)
     with docker.fetch("toy", Artifact.LOGS) as spec:
         assert spec is None
 

@@ -73,12 +73,12 @@ def engine(handler: type[EngineHandler]) -> Engine:
 
 def test_a_reader_that_was_already_removed_is_no_error(engine: Engine, handler: type[EngineHandler]) -> None:
     handler.removed = 404
-    with volumes.opened(engine, "toy", Artifact.MODEL, None) as stored:
+    with volumes.open_artifact(engine, "toy", Artifact.MODEL, None) as stored:
         assert stored.origin == "volume toy_run, toy/export/best"
 
 
 def test_removing_a_reader_removes_its_anonymous_volumes(engine: Engine, handler: type[EngineHandler]) -> None:
-    with volumes.opened(engine, "toy", Artifact.MODEL, None):
+    with volumes.open_artifact(engine, "toy", Artifact.MODEL, None):
         pass
     method, path, query = handler.requests[-1]
     assert (method, path.endswith("/containers/c1"), query["v"]) == ("DELETE", True, ["True"])
@@ -89,11 +89,11 @@ def test_an_engine_that_fails_is_not_taken_for_a_missing_model(engine: Engine, h
     with (
         pytest.raises(LauncherError, match="reading the model of toy failed: 500"),
         translate_errors("reading the model of toy"),
-        volumes.opened(engine, "toy", Artifact.MODEL, None),
+        volumes.open_artifact(engine, "toy", Artifact.MODEL, None),
     ):
         pass
     handler.archive = 404
-    with pytest.raises(UsageError, match="toy has no model yet"), volumes.opened(engine, "toy", Artifact.MODEL, None):
+    with pytest.raises(UsageError, match="toy has no model yet"), volumes.open_artifact(engine, "toy", Artifact.MODEL, None):
         pass
 
 

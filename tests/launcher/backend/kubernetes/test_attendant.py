@@ -119,7 +119,7 @@ def test_a_run_that_never_starts_is_suspended_and_reported_as_failed_with_the_re
     assert list(attendant._record_end(RunStatus("digits", "kubernetes", State.FAILED, "late"))) == ["digits has failed: late"]
     cluster = FakeCluster(job("chief"), job("ps"), pods=(waiting, objects.running("ps")))
     attendant = new_attendant(cluster, start_timeout=100)
-    monkeypatch.setattr(attendant._reconciler, "start_failure_seen", lambda *_: "not started within limits.start_timeout (100 s)")
+    monkeypatch.setattr(attendant._reconciler, "observed_start_failure", lambda *_: "not started within limits.start_timeout (100 s)")
     messages = list(attendant.reconcile())
     assert "digits has failed: not started within limits.start_timeout (100 s)" in messages
     assert [(name, patch) for _, name, patch in cluster.patched if "spec" in patch] == [

@@ -7,7 +7,7 @@ from typing import Any, cast
 import pytest
 
 from launcher.backend.kubernetes import run_record, status_without_jobs
-from launcher.backend.kubernetes.backend import KubernetesBackend
+from launcher.backend.kubernetes.backend import KubernetesBackend, _limit
 from launcher.backend.kubernetes.client import Cluster, as_json
 from launcher.backend.kubernetes.errors import TransientError, WebhookError
 from launcher.backend.kubernetes.pod_status import RunSnapshot
@@ -68,6 +68,14 @@ def test_the_end_of_a_start_is_not_recorded_during_the_next(tmp_path: Path, monk
     failed = RunStatus("digits", "kubernetes", State.FAILED)
     KubernetesBackend(tmp_path, ClusterRef(None, None))._reconcile(watched, "digits", RunSnapshot("digits", ()), failed, [])
     assert written == ([] if starts else ["second"])
+
+
+@pytest.mark.parametrize(
+    "spec, node_lost, start_timeout", [({}, 60.0, 600.0), ({"limits": {"node_lost": "7s", "start_timeout": "2m"}}, 7.0, 120.0)]
+)
+def test_limits_of_a_run_are_those_of_its_record_or_the_defaults(spec: dict[str, Any], node_lost: float, start_timeout: float) -> None:
+    watched: Any = SimpleNamespace(record={"metadata": {}, "data": {"spec.json": as_json(spec)}})
+    assert (_limit(watched, "node_lost"), _limit(watched, "start_timeout")) == (node_lost, start_timeout)
 
 
 def test_an_admission_webhook_that_fails_is_noted_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -153,12 +153,12 @@ def test_a_run_is_too_late_only_if_this_launcher_has_seen_it_wait_for_so_long() 
     snapshot = RunSnapshot("digits", [job("2026-01-01T00:06:00Z")], [pod("Pending", deleted=None)])
     reconciler = Reconciler(cast("Cluster", Refusing()), "digits", 60)
     # A launcher that begins to watch does not know how long the run has waited.
-    assert reconciler.start_failure_seen(snapshot, status(State.PENDING), 0.05) == ""
+    assert reconciler.observed_start_failure(snapshot, status(State.PENDING), 0.05) == ""
     time.sleep(0.1)
-    assert reconciler.start_failure_seen(snapshot, status(State.PENDING), 0.05)
-    assert reconciler.start_failure_seen(snapshot, status(State.RUNNING), 0.05) == ""
+    assert reconciler.observed_start_failure(snapshot, status(State.PENDING), 0.05)
+    assert reconciler.observed_start_failure(snapshot, status(State.RUNNING), 0.05) == ""
     time.sleep(0.1)
-    assert reconciler.start_failure_seen(snapshot, status(State.PENDING), 0.05) == ""  # it has run
+    assert reconciler.observed_start_failure(snapshot, status(State.PENDING), 0.05) == ""  # it has run
 
 
 class Refusing:
@@ -320,6 +320,8 @@ def test_a_run_whose_job_was_deleted_is_not_taken_for_one_that_never_started() -
     """Otherwise a launcher that has just begun to watch would end a run that has trained for hours."""
     cluster = cast("Cluster", SimpleNamespace(now=lambda: NOW))
     snapshot, waiting = RunSnapshot("digits", [job("2026-01-01T00:00:00Z")], []), status(State.PENDING)
-    assert Reconciler(cluster, "digits", 60).start_failure_seen(snapshot, waiting, 0).startswith("not started within limits.start_timeout")
+    assert (
+        Reconciler(cluster, "digits", 60).observed_start_failure(snapshot, waiting, 0).startswith("not started within limits.start_timeout")
+    )
     broken = dataclasses.replace(waiting, missing=("job/digits-worker",))
-    assert Reconciler(cluster, "digits", 60).start_failure_seen(snapshot, broken, 0) == ""
+    assert Reconciler(cluster, "digits", 60).observed_start_failure(snapshot, broken, 0) == ""
