@@ -10,6 +10,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -64,8 +65,8 @@ def compare_rows(scratch: Path, params: dict[str, Any], connection: Any) -> dict
     config = config_of(scratch, params, steps=ROUNDS, sync={"replicas_to_aggregate": WORKERS})
     remote = SynchronousSession(load_workload(config.train), config, connection, lambda: False)
     alive.append(remote)
-    local_job = config_of(scratch, params, steps=ROUNDS, gradients={"accumulate": WORKERS})
-    local = ReplicatedSession(load_workload(local_job.train), local_job, AllReduce())
+    local_config = config_of(scratch, params, steps=ROUNDS, gradients={"accumulate": WORKERS})
+    local = ReplicatedSession(load_workload(local_config.train), local_config, AllReduce())
     local.begin_at(0)
     local.run(ROUNDS)
     remote.begin_at(0)
@@ -123,8 +124,8 @@ def compare_saved_rows(scratch: Path, connection: Any) -> dict[str, Any]:
     tables.read, remote.run = read_slowly, run_and_record  # type: ignore[method-assign]
     loop.run(remote, workload, config, Reporter("chief", sys.stderr), lambda: False)
     remote.fetch()
-    local_job = config_of(scratch, params, steps=ROUNDS, gradients={"accumulate": WORKERS})
-    local = ReplicatedSession(load_workload(local_job.train), local_job, AllReduce())
+    local_config = config_of(scratch, params, steps=ROUNDS, gradients={"accumulate": WORKERS})
+    local = ReplicatedSession(load_workload(local_config.train), local_config, AllReduce())
     local.begin_at(0)
     local.run(half)
     reader = tf.train.load_checkpoint(str(scratch / "saved" / "checkpoints" / f"ckpt-{half}"))
@@ -157,12 +158,13 @@ def rows_with_a_backup(scratch: Path, connection: Any) -> dict[str, Any]:
         alive.append(SynchronousSession(load_workload(config.train), config, connection, lambda: False))
         return alive[-1]
 
-    fixed_job = config_of(scratch, {"model": "given"}, steps=5, sync={"replicas_to_aggregate": WORKERS})
-    fixed = SynchronousSession(load_workload(fixed_job.train), fixed_job, connection, lambda: False)
+    fixed_config = config_of(scratch, {"model": "given"}, steps=5, sync={"replicas_to_aggregate": WORKERS})
+    fixed = SynchronousSession(load_workload(fixed_config.train), fixed_config, connection, lambda: False)
     alive.append(fixed)
     fixed.begin_at(0)
     held = any(hasattr(layer, INITIAL_ROWS) for layer in fixed.model.layers)
     fixed.run(5, finish=True)
+    unchanged = all(np.array_equal(rows, embedding_models.start().value) for rows in rows_of(fixed.tables).values())
     fixed.close()
     session = new_session()
     session.begin_at(0)
@@ -174,7 +176,11 @@ def rows_with_a_backup(scratch: Path, connection: Any) -> dict[str, Any]:
     except WorkloadError as error:
         refused = str(error)
     moved = float(np.max(np.abs(rows - embedding_models.start(*rows.shape).value)))
-    return {"rows with a backup": {"step": session.step, "moved": moved}, "norm of rows": refused, "given rows": (fixed.step, held)}
+    return {
+        "rows with a backup": {"step": session.step, "moved": moved},
+        "norm of rows": refused,
+        "given rows": (fixed.step, held, unchanged),
+    }
 
 
 def compare(cluster: Any) -> dict[str, Any]:  # noqa: PLR0915 - all cases in turn, on one cluster
@@ -285,7 +291,7 @@ def compare(cluster: Any) -> dict[str, Any]:  # noqa: PLR0915 - all cases in tur
     backed_up._step += sum(counts[0] for counts in DIFFERING)
     backed_up.run(20, finish=True)
     report["differing"] = {"done": uneven, "steps": backed_up.step - before}
-    report["dropped differing"] = dropped[-1] - dropped[-2]
+    report["dropped differing"] = [after - before for before, after in pairwise(dropped)]
 
     # Rounds continue without a backup worker, which takes part again after its restart.
     backed_up.run(20)

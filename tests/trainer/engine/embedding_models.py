@@ -137,11 +137,11 @@ def frozen(params: dict[str, Any]) -> keras.Model:
 
 
 def given(params: dict[str, Any]) -> keras.Model:
-    """A table that is not trained, and one variable that is."""
+    """Tables that are not trained, one of given rows and one with an initializer, and one variable that is."""
     user = keras.Input([], dtype="int64")
     learned = keras.layers.Dense(1, use_bias=False, kernel_initializer=keras.initializers.RandomUniform(seed=6))
     rows = keras.layers.Embedding(ROWS, DIMENSION, weights=[start().value], trainable=False, name="given")
-    return _compiled(keras.Model(user, learned(rows(user))), params)
+    return _compiled(keras.Model(user, learned(rows(user) + table("drawn", trainable=False)(user))), params)
 
 
 class Normed(keras.layers.Embedding):

@@ -149,7 +149,8 @@ class SynchronousSession(ServerSession):
                 results = [future.result(_INTERRUPT_TIMEOUT) for future in pending]
         except TimeoutError:
             raise PeerLostError(f"a parameter server did not end its round within {_INTERRUPT_TIMEOUT:.0f} s of the request to") from None
-        self._dropped += results[0][1] + stale.get(0, 0)  # each gradient has a part on every server: one of them counts
+        # Each gradient has a part on every server: one of them counts. One that only answers also drops what the others apply.
+        self._dropped += min(dropped + stale.get(server, 0) for server, (_, dropped) in enumerate(results))
         return [done for done, _ in results]
 
     def _blocking_servers(self, pending: list[Future[tuple[int, int]]], counts: list[int]) -> set[int]:

@@ -34,7 +34,7 @@ def test_no_gradient_is_dropped_if_all_are_needed(report: dict[str, Any]) -> Non
     assert {case["dropped"] for case in report["cases"].values()} == {0}
 
 
-def test_a_round_does_not_wait_for_a_back_up_that_is_ten_times_slower(report: dict[str, Any]) -> None:
+def test_a_round_does_not_wait_for_a_backup_that_is_ten_times_slower(report: dict[str, Any]) -> None:
     """It takes part in few of 70 rounds; if rounds waited for it, it would take part in all. `make bench` measures the times."""
     steps = report["steps one slower"]
     assert 1 <= steps["worker-2"] < 60
@@ -47,7 +47,7 @@ def test_gradients_beyond_the_needed_ones_are_dropped_and_counted(report: dict[s
     assert 10 <= report["dropped alike"] <= 80
 
 
-def test_rows_learn_with_a_back_up_worker_too(report: dict[str, Any]) -> None:
+def test_rows_learn_with_a_backup_worker_too(report: dict[str, Any]) -> None:
     assert report["rows with a backup"]["step"] == ROUNDS
     assert report["rows with a backup"]["moved"] > 1e-4
 
@@ -59,7 +59,7 @@ def test_the_next_round_waits_until_the_rows_of_a_checkpoint_are_written(report:
 
 
 def test_a_server_may_hold_nothing_but_rows_that_are_not_trained_and_the_chief_holds_none(report: dict[str, Any]) -> None:
-    assert report["given rows"] == [5, False]
+    assert report["given rows"] == [5, False, True]
 
 
 def test_a_norm_of_rows_on_several_servers_is_refused(report: dict[str, Any]) -> None:
@@ -94,16 +94,17 @@ def test_a_worker_that_every_round_needs_may_be_killed(report: dict[str, Any]) -
     assert report["killed step"] == 40 + 120
 
 
-def test_a_back_up_may_be_killed_and_takes_part_again_while_rounds_continue(report: dict[str, Any]) -> None:
+def test_a_backup_may_be_killed_and_takes_part_again_while_rounds_continue(report: dict[str, Any]) -> None:
     assert report["rounds without it"] == 20
     assert report["backup is back"]
 
 
 def test_servers_that_differ_about_the_first_gradients_block_no_worker(report: dict[str, Any]) -> None:
     assert report["differing"] == {"done": DIFFERING, "steps": 40}
-    assert (
-        report["dropped differing"] <= 20
-    )  # a round of two of three workers drops at most one: the other server, which only answers, counts none
+    # A round of two of three workers drops at most one: those that a server has only answered do not count, whichever server it is.
+    first, second = report["dropped differing"]
+    assert first <= 25
+    assert second <= 20
 
 
 def test_a_stop_ends_a_call_and_another_session_takes_the_other_steps(report: dict[str, Any]) -> None:
