@@ -107,7 +107,7 @@ class CallbackList:
         if not self.enabled:
             return False
         self._evaluate = evaluate
-        self._epoch = self._epoch_length.epoch_at(step)
+        self._epoch = self._hook_epoch = self._epoch_length.epoch_at(step)
         ended = self._session.run_callbacks(lambda: self._begin(step))
         self._session.limit_steps(self.epoch_end(self._config.steps))
         return ended
@@ -131,10 +131,10 @@ class CallbackList:
         if saved:
             self._tracked.restore(self._serialized)
             self._means.restore(saved["means"])
-        self.reason = (saved.get("ended") or [None])[0]
+        reason, self.reason = self.reason, (saved.get("ended") or [None])[0]
         if self.reason and saved["ended"] == self._ended():
             return True
-        self.reason = None
+        self.reason = reason  # of on_train_begin
         if saved.get("pending"):
             self._end_epoch(saved["epoch"], step)
         return bool(model.stop_training) or self._begin_epoch(self._epoch, step, saved.get("begun"))

@@ -81,11 +81,12 @@ class BestModel:
         `tables` are those of the model that are spread over servers.
 
         Raises:
-            WorkloadError: the settings' metric is none of `names`, or it is not known whether more or less of it is better.
+            WorkloadError: the settings' metric is none of `names`, or it is not known whether more or less of it is better. `offer` raises the
+                former if `names` is None.
         """
         self._export = export
-        # None until the first evaluation shows the names.
-        self._metric_and_mode = None if names is None else _metric_and_mode(export, names)
+        metric_and_mode = _metric_and_mode(export, [export.metric or "loss"] if names is None else names)
+        self._metric_and_mode = None if names is None else metric_and_mode  # None until the first evaluation shows the names
         self._share = share
         self._files = _ModelWriter(export, run_dir, BEST, model, report, tables)
         self._can_wait = tables is None

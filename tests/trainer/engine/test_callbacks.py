@@ -81,7 +81,7 @@ EVALUATED = ["test", "tested"]
 def begun_callbacks(
     run_dir: Path, make_callbacks: MakeCallbacks, output: Output | None = None, **changes: Any
 ) -> tuple[CallbackList, TrainConfig]:
-    """Return hooks that are called as before the first step of a run, and its configuration, without training."""
+    """Return callbacks as before the first step of a run, and its configuration, without training."""
     workload = SmallWithCallbacks(make_callbacks)
     config = callback_config(workload, run_dir, **changes)
     callbacks = CallbackList(ReplicatedSession(workload, config, AllReduce()), workload, config, Reporter("chief", output or Output()))
@@ -101,7 +101,7 @@ def test_means_count_only_the_steps_that_were_measured(tmp_path: Path) -> None:
 
 def test_hooks_are_called_in_the_order_of_fit_with_its_logs(tmp_path: Path) -> None:
     recorder = Recorder()
-    # An export happens between callbacks, too.
+    # An export happens between hooks, too.
     session, outcome, output = train(tmp_path, lambda: [recorder], epochs=2, export={"formats": ["keras"]})
     epochs = ["epoch 0", *EVALUATED, "epoch 0 done", "epoch 1", *EVALUATED, "epoch 1 done"]
     assert recorder.calls == ["train 2x25", *epochs, "end"]
@@ -415,6 +415,16 @@ def test_a_run_that_a_callback_ended_is_saved_once_and_continues_only_with_other
     assert steps_and_checkpoints(1) == (50, "in epoch 2", [50])  # the first epoch counts as an improvement, and the others do not
     assert steps_and_checkpoints(1) == (50, "in epoch 2", [])
     assert steps_and_checkpoints(3) == (100, "in epoch 4", [75, 100])
+
+
+def test_a_callback_may_end_a_resumed_run_before_its_next_epoch(tmp_path: Path) -> None:
+    def stop(_: Any) -> None:
+        callback.model.stop_training = True
+
+    callback = keras.callbacks.LambdaCallback(on_train_begin=stop)
+    train(tmp_path, list, epochs=2)
+    _, outcome, _ = train(tmp_path, lambda: [callback], epochs=5)
+    assert (outcome.step, outcome.ended_early) == (50, "the callback LambdaCallback.on_train_begin has set model.stop_training in epoch 3")
 
 
 def test_callbacks_that_the_trainer_replaces_are_left_out_and_reported(tmp_path: Path) -> None:

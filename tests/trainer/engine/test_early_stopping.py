@@ -111,6 +111,12 @@ def test_the_best_model_may_be_chosen_by_any_metric_of_an_evaluation(tmp_path: P
     assert [event["metric"] for event in output.events("exported")] == [metric]
 
 
+def test_a_best_model_without_a_direction_is_refused_before_training_even_if_no_name_is_known(tmp_path: Path) -> None:
+    with pytest.raises(WorkloadError, match=r"'wholee', and its name does not show whether more or less of it is better"):
+        train(tmp_path, 20, {"whole": 1, "empty": 1}, data=Whole, export={"formats": ["keras"], "metric": "wholee"})
+    assert not list(tmp_path.glob("checkpoints/ckpt-*"))
+
+
 @pytest.mark.parametrize("params", [{}, {"whole": 1}])
 def test_the_prefix_of_metrics_in_keras_callbacks_is_refused_before_training(tmp_path: Path, params: dict[str, Any]) -> None:
     with pytest.raises(WorkloadError, match=r"'val_loss'; the evaluations have loss, accuracy.*; did you mean 'loss'"):
