@@ -31,6 +31,11 @@ def write(line: str, fingerprint: str = "") -> None:
                 _fingerprint_file(Path(path)).write_text(fingerprint, encoding="utf-8", errors="backslashreplace")
 
 
+def start_step_fingerprint(step: int | None) -> str:
+    """Return the fingerprint of an attempt that lost a peer, empty if it has not begun at a step yet."""
+    return "" if step is None else f"{START_STEP_PREFIX}{step}"
+
+
 def clear(path: Path) -> None:
     """Delete the files of an earlier attempt."""
     for file in (path, _fingerprint_file(path)):

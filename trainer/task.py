@@ -121,7 +121,7 @@ def _run(task: TaskConfig, settings: TrainerSettings, port: PortHolder, report: 
     try:
         return roles.run(roles.RoleContext(task, train_config(settings), port, report, stop, began))
     except PeerLostError as error:
-        _show_error(str(error), "" if report.start_step is None else f"{error_file.START_STEP_PREFIX}{report.start_step}")
+        _show_error(str(error), error_file.start_step_fingerprint(report.start_step))
         return ExitCode.PEER_LOST
     except UnsavedStopError as error:
         _show_error(str(error))

@@ -23,6 +23,7 @@ from tests.trainer.engine.small import Small, small_config
 from tests.trainer.engine.test_loop import ONLY_SAVED, Output, settings, train
 from tests.volumes import Volume, volume
 from tests.waiting import until
+from trainer import error_file
 from trainer.engine import evaluations, loop, model_ops, saving
 from trainer.engine.checkpoints import CannotSaveError, Checkpoints, InMemoryCheckpoint, list_checkpoints
 from trainer.engine.collectives.all_reduce import AllReduce
@@ -232,6 +233,17 @@ def test_a_chief_that_lost_its_ps_ends_even_if_it_cannot_write_why(monkeypatch: 
         monkeypatch.setattr(sys, "stderr", full)
         server_watch.exit_process(Reporter("chief"), "ps-0 was lost")
     assert exits == [75]
+
+
+def test_the_fingerprint_of_a_lost_ps_is_the_start_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "_exit", lambda _: None)
+    monkeypatch.setattr(saving, "wait_for_saves", lambda: None)
+    monkeypatch.setenv(error_file.VARIABLE, str(tmp_path / "error"))
+    report = Reporter("chief")
+    report.start_step = 50
+    server_watch.exit_process(report, "ps-0 was lost")
+    assert error_file.last_line(tmp_path / "error") == "ps-0 was lost"
+    assert error_file.fingerprint(tmp_path / "error") == f"{error_file.START_STEP_PREFIX}50"
 
 
 def test_a_run_ends_when_no_save_succeeds_within_the_timeout(disk: Path) -> None:

@@ -24,8 +24,8 @@ import tensorflow as tf
 
 from trainer import error_file
 from trainer.engine import connections, saving
+from trainer.engine.parameter_server import state
 from trainer.engine.parameter_server.servers import leaving_file
-from trainer.engine.parameter_server.state import device
 from trainer.engine.session import PeerLostError
 from trainer.events import Reporter
 from trainer.exit_codes import ExitCode
@@ -187,7 +187,7 @@ def exit_process(report: Reporter, reason: str) -> None:
     try:
         saving.wait_for_saves()
         print(reason, file=sys.stderr)
-        error_file.write(reason, "" if report.start_step is None else str(report.start_step))
+        error_file.write(reason, error_file.start_step_fingerprint(report.start_step))
         sys.stdout.flush()
         sys.stderr.flush()
     finally:  # even if something could not be written: nothing else ends this process
@@ -234,6 +234,6 @@ def _unmapped(host: str) -> str:
 
 def watch(servers: Mapping[str, str], scratch_dir: str, report: Reporter) -> ServerWatch:
     """Watch the ps and workers of the cluster, name -> address, that this process is connected to."""
-    devices = {name: device(int(name.rpartition("-")[2])) for name in servers if name.startswith("ps-")}
+    devices = {name: state.device(int(name.rpartition("-")[2])) for name in servers if name.startswith("ps-")}
     stop_checks = {name: file_check(leaving_file(scratch_dir, name), device) for name, device in devices.items()}
     return ServerWatch(servers, stop_checks, lambda message: report("notice", message=message), lambda reason: exit_process(report, reason))
