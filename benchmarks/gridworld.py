@@ -3,7 +3,7 @@
     python -m benchmarks.gridworld [--seconds 15] [--json | --markdown] [--write docs/performance.md]
 
 Each case is `launcher up` of parameter_server with the full network, one core a task. The workers play with the network; the chief
-takes the moves into its replay and, but for the last case, makes no updates, which would take longer than the moves.
+takes the moves into its replay buffer and, but for the last case, makes no updates, which would take longer than the moves.
 """
 
 import argparse

@@ -19,8 +19,8 @@ from trainer.workloads.protocol import Agent
 
 Numbers = np.ndarray[Any, np.dtype[np.float32]]
 
-MAX_MOVES = 8  # moves of each board in a call, so that the players' weights are never much older than the learner's
-_MAX_UPDATES = 32  # updates between two checks for a stop: those of a call of 16 boards with an update every 4 moves
+MAX_MOVES = 8  # moves of each game in a call, so that the players' weights are never much older than the learner's
+_MAX_UPDATES = 32  # updates between two checks for a stop: those of a call of 16 games with an update every 4 moves
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Player:
         self._moves = 0
 
     def play(self, call: Any, steps: int, epsilon: float) -> Rollout:
-        """Move the boards for at least `steps` steps. `call` takes NumPy values: games, moves so far, moves, epsilon, seed."""
+        """Play at least `steps` steps in all games. `call` takes NumPy values: games, moves so far, moves, epsilon, seed."""
         moves = -(-steps // self._agent.parallel_games)
         numbers = (np.int32(self._moves), np.int32(moves), np.float32(epsilon))
         games, transitions, sums = call(self._games, *numbers, self._seed)
@@ -104,7 +104,7 @@ class AgentSession(Session):
         self._window.append((len(rollout.transitions), rollout.sums))
         while sum(steps for steps, _ in self._window) - self._window[0][0] >= self._agent.metric_window:
             self._window.popleft()
-        # Boards move together: moves beyond the last step are dropped.
+        # All games move together: moves beyond the last step are dropped.
         remaining = rollout.transitions[: self._last_step - self._step]
         while len(remaining) and not self._stop_requested():
             updates = self._agent.update_count(self._step, self._step + len(remaining))

@@ -9,7 +9,7 @@ _GROWTH = 8  # the largest factor between two calls: the first ones are slow for
 
 
 def next_steps(steps: int, seconds: float) -> int:
-    """Return how many steps to run in the next call, as `steps` steps took `seconds`: those of about _CALL_SECONDS."""
+    """Return the steps of the next call: those of about _CALL_SECONDS, as `steps` steps took `seconds`; at most _GROWTH times as many."""
     fitting = int(steps * _CALL_SECONDS / max(seconds, 1e-6))
     return max(1, min(fitting, steps * _GROWTH, _MAX_STEPS))
 

@@ -2,8 +2,8 @@
 
 Simple values are numbers, texts, None, NumPy arrays, and lists, tuples and dicts of these. The bytes are an .npz file: arrays by number, and
 `text`, JSON in which {"array": n} stands for an array. An attribute is saved if it has changed since the callback was constructed, or
-since training began. It is restored only if the constructor has set the same initial value, if that is no array: an argument that the user changed
-between two starts of a run takes precedence.
+since training began. It is restored only if the constructor has set the same initial value (arrays are not compared): an argument that the
+user changed between two starts of a run takes precedence.
 """
 
 import hashlib

@@ -66,7 +66,7 @@ def build(workload: Workload | Agent, config: TrainConfig, replicas: int = 1, *,
 
 
 def check_normalization(model: keras.Model, config: TrainConfig, tasks: int) -> None:
-    """Raise WorkloadError if the model normalises by the batches of all replicas together, and these are in several tasks."""
+    """Raise WorkloadError if the model normalizes by the batches of all replicas together, and these are in several tasks."""
     for layer in model._flatten_layers() if tasks > 1 else ():  # noqa: SLF001 - the public `layers` are those of one level
         if isinstance(layer, keras.layers.BatchNormalization) and layer.synchronized:
             raise WorkloadError(
@@ -180,7 +180,7 @@ def total_loss(
 ) -> tf.Tensor:
     """Return the loss that training minimizes for a batch (inputs, targets): the workload's, and the `layer_losses`, e.g. weight decay.
 
-    `values` replace the values of variables that are not read, as on a worker of parameter servers.
+    The values of `state_mapping` replace variables that are not read, as on a worker of parameter servers.
     """
     if isinstance(workload, HasTotalLoss):
         return tf.cast(workload.total_loss(batch, outputs, layer_losses, state_mapping, training=True), tf.float32)

@@ -74,7 +74,7 @@ def read(run_dir: Path) -> dict[str, Any]:
 
 
 def mark_ended(settings: "CommandSettings | TrainerSettings", failure: str) -> None:
-    """Record that a run has failed, or was stopped if `failure` is empty, on behalf of its training process, which ended too early.
+    """Record that a run has failed, or was stopped if `failure` is empty, on behalf of its training process, which ended before it could.
 
     The facts that it recorded before stay, and a stop changes only `running`. Imports no TensorFlow.
     """

@@ -76,7 +76,7 @@ class GridworldDqnParams(Settings):
     )
     learning_rate: float = Field(0.0001, gt=0, description="Adam's learning rate.")
     gamma: float = Field(0.99, ge=0, lt=1, description="Discount factor.")
-    replay: int = Field(50_000, ge=10_000, le=10_000_000, description="Moves that the replay holds.")
+    replay: int = Field(50_000, ge=10_000, le=10_000_000, description="Transitions (moves) that the replay buffer holds.")
     random_steps: int = Field(10_000, ge=100, le=1_000_000_000, description="First steps, all at random; no updates before their end.")
     epsilon_start: float = Field(1.0, ge=0, le=1, description="Probability of a random move after them.")
     epsilon_end: float = Field(0.1, ge=0, le=1, description="Probability of a random move in the end.")

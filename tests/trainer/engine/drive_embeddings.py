@@ -153,8 +153,8 @@ def compare_with_dense(case: str, scratch: Path, connection: Any) -> dict[str, A
     from trainer.workloads.loading import load_workload
 
     params = {"model": case, **CASES[case]}
-    dense_job = config_of(scratch, params, embeddings=DENSE)
-    dense = ReplicatedSession(load_workload(dense_job.train), dense_job, AllReduce())
+    dense_config = config_of(scratch, params, embeddings=DENSE)
+    dense = ReplicatedSession(load_workload(dense_config.train), dense_config, AllReduce())
     apply = fused_updates.apply
 
     def apply_dense(optimizer: Any, gradients: Any, variables: Any) -> None:
@@ -333,13 +333,13 @@ def looped_evaluation(scratch: Path, connection: Any) -> dict[str, dict[str, flo
     from trainer.engine.model_ops import build, evaluation
     from trainer.workloads.loading import load_workload
 
-    config, dense_job = config_of(scratch, {"model": "looped"}), config_of(scratch, {"model": "looped"}, embeddings=DENSE)
+    config, dense_config = config_of(scratch, {"model": "looped"}), config_of(scratch, {"model": "looped"}, embeddings=DENSE)
     session = new_session(config, connection)
     session.begin_at(0)
-    workload = load_workload(dense_job.train)
+    workload = load_workload(dense_config.train)
     metrics = {
         "spread": evaluation(load_workload(config.train), session.model, 50, session.tables)(),
-        "whole": evaluation(workload, build(workload, dense_job).model, 50)(),
+        "whole": evaluation(workload, build(workload, dense_config).model, 50)(),
     }
     session.close()
     return metrics

@@ -96,8 +96,8 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> Stopped:
 
 @pytest.fixture(scope="module")
 def resumed(stopped: Stopped) -> Resumed:
-    agent, resumed_job = GridworldDqn(PARAMS, "synthetic", 0), config_of(stopped.run_dir, STEPS, has_evaluator=True)
-    session, output = LocalAgentSession(agent, resumed_job, lambda: False), Output()
+    agent, resumed_config = GridworldDqn(PARAMS, "synthetic", 0), config_of(stopped.run_dir, STEPS, has_evaluator=True)
+    session, output = LocalAgentSession(agent, resumed_config, lambda: False), Output()
     restored: list[Any] = []
     begin = session.begin_at
 
@@ -106,7 +106,7 @@ def resumed(stopped: Stopped) -> Resumed:
         restored.extend(state(session))
 
     session.begin_at = begin_at  # type: ignore[method-assign]  # to see the state before the first step
-    outcome = loop.run(session, agent, resumed_job, Reporter("chief", output), lambda: False)
+    outcome = loop.run(session, agent, resumed_config, Reporter("chief", output), lambda: False)
     return Resumed(session, outcome, output, agent, restored)
 
 
@@ -171,8 +171,8 @@ def test_tensorboard_shows_the_episode(tmp_path: Path) -> None:
 
 
 def test_an_evaluator_plays_the_checkpoints(stopped: Stopped, resumed: Resumed) -> None:
-    output, evaluator_job = Output(), config_of(stopped.run_dir, STEPS, has_evaluator=True)
-    last = evaluator.evaluate_checkpoints(resumed.agent, evaluator_job, Reporter("evaluator", output), lambda: False)
+    output, evaluator_config = Output(), config_of(stopped.run_dir, STEPS, has_evaluator=True)
+    last = evaluator.evaluate_checkpoints(resumed.agent, evaluator_config, Reporter("evaluator", output), lambda: False)
     assert last is not None
     assert last[0] == STEPS
     assert set(last[1]) == {"loss", "reward", "q"}

@@ -87,7 +87,9 @@ class AllReduce:
             return ""
         for connection in (connections or {}).values():
             connection.close()
-        ports = ", ".join(f"{name} {endpoint.port or 'none, it could not listen'}" for name, endpoint in zip(names, endpoints, strict=True))
+        ports = ", ".join(
+            f"{name} {endpoint.port or 'none (it could not listen)'}" for name, endpoint in zip(names, endpoints, strict=True)
+        )
         return (
             f"{self.size - reached} of {self.size} tasks could not connect to all others within about {_CONNECT_TIMEOUT:.0f} s; "
             f"gradients go by TensorFlow's all-reduce, which is slower. Let the tasks reach these ports of each other: {ports}"

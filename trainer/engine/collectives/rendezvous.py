@@ -16,7 +16,7 @@ from trainer.tf_config import split_address
 MAX_TASKS = 64  # each connects to every other; for more of them, a ring costs less
 _HANDSHAKE_TIMEOUT = 2.0  # seconds in which a task that connects has to identify itself
 _RETRY_INTERVAL = 0.05  # seconds between tries to connect
-_TOKEN_BYTES = 16  # bytes
+_TOKEN_BYTES = 16
 _HANDSHAKE = struct.Struct(f"!{_TOKEN_BYTES}sI")  # the listener's token, the index of the task that connects
 
 

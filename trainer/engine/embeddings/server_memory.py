@@ -58,10 +58,10 @@ def evaluator_check(copies: int) -> Callable[[Sequence[keras.layers.Embedding]],
 
 def is_memory(directory: str) -> bool:
     """Return whether files in a directory take this container's memory: its file system is in memory, as in a hardened container of Docker's."""
-    device = Path(directory).stat().st_dev
+    number = Path(directory).stat().st_dev
     mounts = (line.partition(" - ") for line in _local_lines(_MOUNTS))  # field 3: device; first one after " - ": type
     return any(
-        before.split()[2] == f"{os.major(device)}:{os.minor(device)}" and after.split()[0] in _IN_MEMORY for before, _, after in mounts
+        before.split()[2] == f"{os.major(number)}:{os.minor(number)}" and after.split()[0] in _IN_MEMORY for before, _, after in mounts
     )
 
 

@@ -20,9 +20,8 @@ _TRIES = 3  # to notify a server
 _DELIVERY_TIMEOUT = 10.0  # seconds; a server that the message does not reach by then ends after its orphan timeout
 # Contents of a stop file: the run is done; or its chief has saved, and no longer needs this server, which was asked to stop.
 _DONE, _SAVED = "done", "saved"
-_SAME_STOP_SECONDS = (
-    0.4  # a SIGTERM this soon after SIGURG belongs to the same stop; the parent's own comes later (parent.py:_CHIEF_TIMEOUT)
-)
+# A SIGTERM this soon after SIGURG belongs to the same stop; the parent's own comes later (parent.py:_CHIEF_TIMEOUT).
+_SAME_STOP_SECONDS = 0.4
 _SIGURG_DELAY = 2.0  # seconds after SIGTERM in which SIGURG of the same stop may come
 # Seconds that a server continues after it was asked to stop. A worker has no state, but a chief that is asked at the same time ends its
 # calls first; a ps waits for its chief, as long as its parent allows.

@@ -24,7 +24,7 @@ class PackGroup:
         for pack in packs:
             members = [model.trainable_variables[i] for i in pack.members]
             with tf.device(device(pack.server)):
-                value = pack.join([tf.convert_to_tensor(v.value) for v in members])
+                value = pack.join([v.value for v in members])
                 name = "pack" if pack.flattened else members[0].name
                 self.variables.append(keras.Variable(value, dtype=pack.dtype, name=name))
                 self.variables[-1].constraint = None if pack.flattened else members[0].constraint

@@ -134,7 +134,7 @@ def test_a_checkpoint_of_rows_and_one_of_the_whole_matrix_are_refused_for_each_o
         Checkpoints(tmp_path / "rows", dense.model, dense.optimizer, 1).restore(print)
 
 
-def test_a_summed_gradient_has_each_row_once_and_the_nonzero_rows_of_a_dense_one() -> None:
+def test_a_deduplicated_gradient_has_each_row_once_and_the_nonzero_rows_of_a_dense_one() -> None:
     sparse = deduplicated(tf.IndexedSlices(tf.constant([[1.0], [2.0], [4.0]]), tf.constant([7, 3, 7]), tf.constant([9, 1])))
     assert (sparse.indices.numpy().tolist(), sparse.values.numpy().tolist()) == ([7, 3], [[5.0], [2.0]])
     dense = deduplicated(tf.constant([[0.0], [2.0], [0.0], [3.0]]))
