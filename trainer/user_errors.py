@@ -5,6 +5,7 @@ generated. So only the frames of the user's own files are shown, in order.
 """
 
 import errno
+import itertools
 import linecache
 import re
 import sys
@@ -73,7 +74,10 @@ def fingerprint(error: BaseException, frames: list[Frame], start: int) -> str:
 
     `start` is the step from which the attempt continued: with a checkpoint between two failures, their fingerprints differ.
     """
-    if any(map(_is_transient, (error, *_earlier(error)))) and not remedy(_line(error)):
+    own = {kind.__name__ for kind in type(error).__mro__}
+    # Of the errors that led to it only the class itself, as in a command's output: many a library's error of a bad file is an OSError.
+    transient = _is_transient(error, own) or any(_is_transient(one, {type(one).__name__}) for one in _printed_above(error))
+    if transient and not remedy(_line(error)):
         return ""
     inner = traceback.extract_tb(error.__traceback__)[-1:]
     last = frames[-1] if frames else Frame(inner[0].filename, inner[0].lineno or 0, inner[0].name) if inner else None
@@ -82,12 +86,19 @@ def fingerprint(error: BaseException, frames: list[Frame], start: int) -> str:
     return f"from step {start}: {last.file if last else ''}:{last.line if last else 0}: {message}"
 
 
-def _is_transient(error: BaseException) -> bool:
-    names = {kind.__name__ for kind in type(error).__mro__}
+def _is_transient(error: BaseException, names: set[str]) -> bool:
     if names & PERMANENT_OS_ERRORS or (isinstance(error, OSError) and error.errno == errno.EROFS):
         return False
     # TensorFlow quotes the error of a dataset's function. Only the error line, as other lines may have the CANCELLED that follows from any error.
     return is_transient([*names, *KIND.findall(str(error))], _line(error))
+
+
+def _printed_above(error: BaseException) -> Iterator[BaseException]:
+    """Yield the earlier errors that a traceback prints above this one: none beyond a `raise ... from None`."""
+    for later, earlier in itertools.pairwise((error, *_earlier(error))):
+        if later.__suppress_context__ and earlier is not later.__cause__:
+            return
+        yield earlier
 
 
 def _line(error: BaseException) -> str:

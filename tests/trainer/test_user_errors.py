@@ -1,6 +1,7 @@
 """Errors of a user's code: only the user's lines are shown, and a fingerprint identifies the same error in two attempts."""
 
 import errno
+import gzip
 import importlib.util
 import json
 from collections.abc import Callable
@@ -100,6 +101,12 @@ def following(earlier: Exception) -> Exception:
     return error
 
 
+def hiding(earlier: Exception) -> Exception:
+    error = following(earlier)
+    error.__context__, error.__cause__ = earlier, None  # as `raise ... from None`
+    return error
+
+
 @pytest.mark.parametrize(
     "error",
     [
@@ -122,6 +129,8 @@ def test_a_transient_error_has_no_fingerprint(error: Exception) -> None:
         FileNotFoundError(2, "No such file", "/x"),
         OSError(errno.EROFS, "Read-only file system", "/x"),
         following(FileNotFoundError(2, "No such file", "/x")),
+        following(gzip.BadGzipFile("Not a gzipped file")),
+        hiding(ConnectionResetError("gone")),
         BlockingIOError("[Errno 11] Unable to synchronously create file (unable to lock file, errno = 11)"),
         ValueError("2 root error(s) found.\n  (0) INVALID_ARGUMENT: no\n  (1) CANCELLED: stopped"),
     ],
