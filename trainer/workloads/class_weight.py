@@ -23,15 +23,14 @@ class ClassWeight:
             value = call(source, arguments) if callable(source) else source
         if not isinstance(value, Mapping) or not value or not all(_is_class(key) and _is_weight(one) for key, one in value.items()):
             raise WorkloadError(f"{self._name} is {value!r}; expected a dict of a number for each class, such as {{0: 1.0, 1: 5.0}}")
-        self._classes, self._weights = (
-            np.array([int(key) for key in value], np.int64),
-            np.array([float(one) for one in value.values()], np.float32),
-        )
+        self._classes = np.array(sorted(map(int, value)), np.int64)
+        self._weights = np.array([value[key] for key in self._classes], np.float32)
 
     def of_rows(self, targets: Any, weights: Any) -> np.ndarray:
         """Return each example's class weight times its sample weight (if any), shaped like the sample weights."""
         self.check(targets, weights, 1)
-        own: np.ndarray = self._of_targets(targets).numpy()
+        with tf.device("CPU:0"):  # a GPU's memory is the model's
+            own: np.ndarray = self._of_targets(targets).numpy()
         return own if weights is None else (np.asarray(weights, np.float32).T * own).T
 
     def of_example(self, targets: Any, weights: Any) -> tf.Tensor:
@@ -42,10 +41,12 @@ class ClassWeight:
     def _of_targets(self, targets: Any) -> tf.Tensor:
         """Return the class weights of a batch of targets, float32 [batch]; 1 for NaN, which is no class."""
         if len(targets.shape) == _MATRIX:
-            targets = tf.argmax(tf.cast(targets, tf.float32), axis=-1) if targets.shape[-1] != 1 else targets[:, 0]
-        targets = tf.round(targets) if tf.as_dtype(targets.dtype).is_floating else targets
-        match = tf.cast(targets, tf.int64)[:, tf.newaxis] == self._classes
-        return tf.where(tf.reduce_any(match, 1), tf.reduce_sum(tf.where(match, self._weights, 0.0), 1), 1.0)
+            targets = tf.argmax(targets, axis=-1) if targets.shape[-1] != 1 else targets[:, 0]
+        # Not cast to an integer: NaN would be another one on each kind of processor.
+        targets = tf.round(tf.cast(targets, tf.float64)) if tf.as_dtype(targets.dtype).is_floating else tf.cast(targets, tf.int64)
+        classes = tf.cast(self._classes, targets.dtype)
+        place = tf.minimum(tf.searchsorted(classes, targets), len(self._classes) - 1)
+        return tf.where(tf.gather(classes, place) == targets, tf.gather(self._weights, place), 1.0)
 
     def check(self, targets: Any, weights: Any, batch: int = 0) -> None:
         """Raise WorkloadError unless each target is a class, by their type, and their shapes after the first `batch` dimensions."""

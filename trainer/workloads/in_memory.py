@@ -50,7 +50,7 @@ def batches(inputs: Any, targets: Any, shard: Shard) -> tf.data.Dataset:
 
     Raises ValueError if the arrays are empty or differ in length.
     """
-    examples = _count(inputs, targets)
+    examples = count(inputs, targets)
     block = _batches_per_block(inputs, targets, shard.batch_size)
     everything = tf.nest.map_structure(_tensor, (inputs, targets))
     seed, index, readers = (tf.cast(value, tf.int64) for value in (shard.seed, shard.index, shard.count))
@@ -78,7 +78,7 @@ def once(inputs: Any, targets: Any, batch_size: int) -> tf.data.Dataset:
 
     Raises ValueError if the arrays are empty or differ in length.
     """
-    _count(inputs, targets)
+    count(inputs, targets)
     return tf.data.Dataset.from_tensor_slices((inputs, targets)).batch(batch_size).with_options(inline_options())
 
 
@@ -116,7 +116,7 @@ def _bytes(array: Any) -> int:
     return int(array.nbytes) if array.dtype != object else 4 * sum(map(len, array.flat))
 
 
-def _count(inputs: Any, targets: Any) -> int:
+def count(inputs: Any, targets: Any) -> int:
     """Return the number of examples. Raises ValueError if the arrays are empty or differ in length."""
     lengths: list[list[int]] = [[len(array) for array in tf.nest.flatten(part)] for part in (inputs, targets)]
     if len({length for part in lengths for length in part}) != 1 or not any(lengths[0]):

@@ -36,15 +36,15 @@ def call(function: Callable[..., Any], arguments: CallArguments) -> Any:
         WorkloadError: it requires an argument that is not given.
     """
     values = {**arguments.params, "params": dict(arguments.params), "data": arguments.data, "seed": arguments.seed}
-    positional: list[Any] = []
+    positional: dict[str, Any] = {}
     keywords: dict[str, Any] = {}
     for parameter in _parameters(function):
         if parameter.kind is parameter.VAR_POSITIONAL:
             continue
         if parameter.kind is parameter.VAR_KEYWORD:
-            keywords |= {name: value for name, value in arguments.params.items() if name not in keywords}
+            keywords |= {name: value for name, value in arguments.params.items() if name not in positional and name not in keywords}
         elif parameter.kind is parameter.POSITIONAL_ONLY and (parameter.name in values or parameter.default is not parameter.empty):
-            positional.append(values.get(parameter.name, parameter.default))
+            positional[parameter.name] = values.get(parameter.name, parameter.default)
         elif parameter.name in values:
             keywords[parameter.name] = values[parameter.name]
         elif parameter.default is parameter.empty:
@@ -52,7 +52,7 @@ def call(function: Callable[..., Any], arguments: CallArguments) -> Any:
                 f"train.workload {arguments.workload}: {described(function)} requires {parameter.name!r}, which is not given. "
                 f"Set train.params.{parameter.name}, give it a default, or take one of {', '.join(_RESERVED)}."
             )
-    return function(*positional, **keywords)
+    return function(*positional.values(), **keywords)
 
 
 def check_params(functions: Iterable[Any], arguments: CallArguments) -> None:
@@ -66,8 +66,9 @@ def check_params(functions: Iterable[Any], arguments: CallArguments) -> None:
     known = sorted(taken - set(_RESERVED))
     for name in arguments.params:
         if name in _RESERVED:
+            remedy = "write its values there directly" if name == "params" else "set that"
             raise WorkloadError(
-                f"train.params.{name}: the argument {name!r} of functions of {arguments.workload} is train.{name}; set that"
+                f"train.params.{name}: the argument {name!r} of functions of {arguments.workload} is train.{name}; {remedy}"
             )
         if name not in taken:
             similar = difflib.get_close_matches(name, known, n=1)

@@ -37,7 +37,7 @@ class UserData:
         self._arrays: tuple[Any, ...] | None = None
         self.inputs: list[np.ndarray] = []  # if they are arrays
         self._properties: pipeline.DatasetProperties | None = None
-        self._repeat_count = 1  # of a Dataset, over its examples
+        self._count: int | None = None
         self._training = training
         self.is_read = self.weighted = False
 
@@ -62,9 +62,7 @@ class UserData:
     def count(self) -> int | None:
         """Return how many examples a pass of `fit` has, those of `.repeat(n)` n times; None if it is unknown."""
         self._read_once()
-        if self._arrays is not None:
-            return len(tf.nest.flatten(self._arrays)[0])
-        return self._properties.count * self._repeat_count if self._properties is not None and self._properties.count is not None else None
+        return self._count
 
     def first(self, size: int) -> tuple[Any, Any]:
         """Return one batch of the first examples, at most `size` of them."""
@@ -108,35 +106,13 @@ class UserData:
     def _inspect(self, value: Any) -> None:
         """Set the arrays, or the properties of a Dataset, and what follows from them. Raises WorkloadError if the form is wrong."""
         if isinstance(value, tf.data.Dataset):
-            spec = value.element_spec
-            if not isinstance(spec, tuple) or len(spec) not in _PARTS:
-                raise WorkloadError(f"{self._name} gives a Dataset of {spec}; {_EXPECTED}")
-            self.weighted = len(spec) == max(_PARTS) or self._class_weight is not None
-            if pipeline.is_batched(value):
-                size = "train.batch_size" if self._name.startswith("train_data") else "train.evaluate.batch_size"
-                print(
-                    f"{self._name} gives batches: they are unbatched, and batched again by {size} for each replica. "
-                    "If each batch is one example, add .batch(1)",
-                    flush=True,
-                )
-            elif pipeline.may_be_batched(value):
-                print(
-                    f"{self._name} gives rows of unknown length: each is taken as one example. If they are batches, add .unbatch()",
-                    flush=True,
-                )
-            if pipeline.drops_file_cache(value):
-                print(
-                    f"{self._name} caches batches, or shuffled examples, in a file. That file is not used, since the trainer splits batches and "
-                    "shuffles. Put .cache(file) before .shuffle and .batch",
-                    flush=True,
-                )
-            examples, self._repeat_count = pipeline.examples_of(value), pipeline.repeat_count(value)
-            if self._class_weight is not None:
-                _, targets, *weights = examples.element_spec
-                self._class_weight.check(targets, weights[0] if weights else None)
-            self._properties = pipeline.inspect(examples, self._name)
+            self._inspect_dataset(value)
         elif isinstance(value, tuple | list) and len(value) in _PARTS:
             inputs, targets, *weights = (tf.nest.map_structure(self._array, _nest(part)) for part in value)
+            try:
+                self._count = in_memory.count(inputs, (targets, weights))
+            except ValueError as error:
+                raise WorkloadError(f"{self._name}: {error}") from error
             if self._class_weight is not None:
                 weights = [self._class_weight.of_rows(targets, weights[0] if weights else None)]
             self.weighted = bool(weights)
@@ -150,6 +126,36 @@ class UserData:
         else:
             shown = f"{len(value)} parts" if isinstance(value, tuple | list) else type(value).__name__
             raise WorkloadError(f"{self._name} gives {shown}; {_EXPECTED}")
+
+    def _inspect_dataset(self, value: tf.data.Dataset) -> None:
+        spec = value.element_spec
+        if not isinstance(spec, tuple) or len(spec) not in _PARTS:
+            raise WorkloadError(f"{self._name} gives a Dataset of {spec}; {_EXPECTED}")
+        self.weighted = len(spec) == max(_PARTS) or self._class_weight is not None
+        if pipeline.is_batched(value):
+            size = "train.batch_size" if self._name.startswith("train_data") else "train.evaluate.batch_size"
+            print(
+                f"{self._name} gives batches: they are unbatched, and batched again by {size} for each replica. "
+                "If each batch is one example, add .batch(1)",
+                flush=True,
+            )
+        elif pipeline.may_be_batched(value):
+            print(
+                f"{self._name} gives rows of unknown length: each is taken as one example. If they are batches, add .unbatch()",
+                flush=True,
+            )
+        if pipeline.drops_file_cache(value):
+            print(
+                f"{self._name} caches batches, or shuffled examples, in a file. That file is not used, since the trainer splits batches and "
+                "shuffles. Put .cache(file) before .shuffle and .batch",
+                flush=True,
+            )
+        examples = pipeline.examples_of(value)
+        if self._class_weight is not None:
+            _, targets, *weights = examples.element_spec
+            self._class_weight.check(targets, weights[0] if weights else None)
+        self._properties = pipeline.inspect(examples, self._name)
+        self._count = None if self._properties.count is None else self._properties.count * pipeline.repeat_count(value)
 
     def _begins_as(self, other: "UserData") -> bool:
         """Return whether the first inputs are the other's, as far as both have been read."""
@@ -169,6 +175,10 @@ class UserData:
             raise WorkloadError(
                 f"{self._name} gives an array of {what}; expected numbers or strings, one row an example; pad them to one shape"
             )
+        try:
+            tf.as_dtype(array.dtype)
+        except TypeError:  # such as times
+            raise WorkloadError(f"{self._name} gives an array of {array.dtype}; expected numbers or strings, one row an example") from None
         # Keras computes with float32; float64 would only double memory and traffic.
         return array.astype(np.float32) if array.dtype == np.float64 else array
 

@@ -239,6 +239,7 @@ def test_a_model_function_may_draw_by_keras_without_a_seed() -> None:
         ("forms_models:plain", {"units": 1}, r"has no loss and optimizer; call model\.compile"),
         ("forms_models:plain", {"unts": 1}, r"train\.params\.unts: no function of forms_models:plain takes .*did you mean 'units'"),
         ("forms_models:plain", {"units": 1, "seed": 7}, "train.params.seed: the argument 'seed' .* is train.seed; set that"),
+        ("forms_models:plain", {"units": 1, "params": {}}, "the argument 'params' .* is train.params; write its values there directly"),
         ("forms_models:nothing", {}, "returned NoneType; expected a compiled keras.Model"),
         ("forms_models:made", {"units": 1}, r"train\.params\.units: no function of forms_models:made takes an argument 'units'"),
         ("forms_models:nothing", {"units": 1}, "expected none, or a function that takes `params`"),

@@ -34,6 +34,11 @@ def test_functions_take_the_arguments_that_they_name_and_values_work_too() -> No
     np.testing.assert_array_equal(inputs, np.full((6, 2), 3.5, np.float32))
     assert inputs.dtype == tf.float32  # what Keras computes with
     assert targets.dtype == tf.int64
+
+    def forwarding(rows: int, /, **params: int) -> tuple[np.ndarray, np.ndarray]:
+        return arrays(rows, **params)  # `rows` only once
+
+    assert data(forwarding).count() == 6
     inputs, _ = data(arrays(4, 0, 1)).first(100)
     assert inputs.shape == (4, 2)
 
@@ -73,6 +78,8 @@ def test_sample_weights_travel_with_the_targets(kind: str) -> None:
         (lambda: (tf.constant("a"), np.zeros(1)), "a single value"),
         (lambda: tf.data.Dataset.range(3), "gives a Dataset of TensorSpec.*; expected"),
         (lambda: ({}, np.zeros(3)), "no inputs and 3 targets: expected as many"),
+        (lambda: ({}, {}), "no inputs and no targets: expected as many"),
+        (lambda: (np.zeros(2), np.zeros(2, "datetime64[D]")), r"gives an array of datetime64\[D\]; expected numbers or strings"),
         (lambda missing, /: missing, r"requires 'missing', which is not given"),
         (lambda missing: missing, r"requires 'missing', which is not given\. Set train\.params\.missing"),
     ],
@@ -88,6 +95,8 @@ def test_sample_weights_travel_with_the_targets(kind: str) -> None:
         "string",
         "spec",
         "no inputs",
+        "nothing",
+        "times",
         "position",
         "argument",
     ],
@@ -95,6 +104,8 @@ def test_sample_weights_travel_with_the_targets(kind: str) -> None:
 def test_each_mistake_is_named(source: Any, message: str) -> None:
     with pytest.raises(WorkloadError, match=message):
         data(source).batches(Shard(2, seed=0))
+    with pytest.raises(WorkloadError, match=message):
+        data(source).count()
 
 
 TEXTS = ["a", "bb", "ä\U0001f600", "c" * 40, "", "f"]
@@ -322,6 +333,11 @@ def test_class_weights_without_a_meaning_are_refused(kind: str, weights: Any, ta
         UserData(source, CALL, "train_data", ClassWeight(weights, CALL)).batches(Shard(1, seed=0))
 
 
+def test_sample_weights_of_another_length_are_refused_beside_class_weights() -> None:
+    with pytest.raises(WorkloadError, match="3 inputs and 3, 2 targets: expected as many"):
+        UserData((np.zeros(3), np.zeros(3), np.zeros(2)), CALL, "train_data", ClassWeight(WEIGHTS, CALL)).count()
+
+
 def test_class_weights_of_targets_of_unknown_rank_are_refused() -> None:
     source = tf.data.Dataset.from_generator(lambda: [(0.0, 1)], output_types=(tf.float32, tf.int64))
     with pytest.raises(WorkloadError, match="a target has the type int64 and the shape <unknown>; expected"):
@@ -330,7 +346,7 @@ def test_class_weights_of_targets_of_unknown_rank_are_refused() -> None:
 
 def test_a_number_that_is_no_class_weighs_one() -> None:
     arrays = (np.zeros(3), np.array([np.nan, 2, 3]))
-    _, targets = UserData(arrays, CALL, "train_data", ClassWeight(WEIGHTS, CALL)).first(3)
+    _, targets = UserData(arrays, CALL, "train_data", ClassWeight({2: 5.0, 0: 7.0}, CALL)).first(3)
     np.testing.assert_array_equal(targets["weights"], [1, 5, 1])
 
 
