@@ -81,9 +81,9 @@ def _wait_stop(code: int, reported: dict[str, tuple[float, str]], stop_seconds: 
 
 
 def _delay_exit(code: int, reported_at: float) -> None:
-    """Delay the exit of a container that would only fail again until `_EXIT_DELAY` after `reported_at`; a request to stop ends the wait.
+    """If the container would only fail again, return no sooner than `_EXIT_DELAY` after `reported_at`; a request to stop ends the wait.
 
-    The engine restarts the container at once. The wait gives a supervisor time to read the failure and to stop that.
+    The engine restarts the container at once; until then a supervisor can read the failure, and prevent that.
     """
     in_container = sys.platform == "linux" and 1 in {os.getpid(), os.getppid()}  # with `init`, the engine's init is process 1
     if not in_container or code in {ExitCode.DONE, ExitCode.PEER_LOST, ExitCode.STOPPED}:
@@ -146,7 +146,7 @@ def _run(options: argparse.Namespace, command: list[str] | None) -> int:
         problems += error.problems
     settings = _settings(options.settings, command, problems)
     if not problems:
-        problems += _problems_together(task, settings, command)
+        problems += _combination_problems(task, settings, command)
     lifeline, stop_seconds = _lifeline(problems), _stop_seconds(problems)
     if problems:
         print("\n".join(f"trainer: {problem}" for problem in problems), file=sys.stderr, flush=True)
@@ -221,7 +221,7 @@ def _settings(path: str | None, command: list[str] | None, problems: list[str]) 
     return None
 
 
-def _problems_together(task: TaskConfig, settings: Settings | None, command: list[str] | None) -> list[str]:
+def _combination_problems(task: TaskConfig, settings: Settings | None, command: list[str] | None) -> list[str]:
     """Return why valid settings and a command cannot be run together or in this cluster."""
     from importlib.util import find_spec
 
@@ -305,14 +305,14 @@ def _run_end_task(task: TaskConfig, settings: Settings) -> RunEndTask | None:
     from trainer import run_end
 
     rules = run_end.RunEndRules(**dict(settings.ending)) if settings.ending else None
-    joined = run_end.run_end_task(
+    run_end_task = run_end.run_end_task(
         rules,
         task,
         run=f"{settings.run}/{settings.spec_digest}",
         has_evaluator=settings.has_evaluator,
         unsupervised=tuple(settings.unsupervised or ()),
     )
-    return joined and replace(joined, orphan_timeout=settings.orphan_timeout, start_timeout=settings.start_timeout)
+    return run_end_task and replace(run_end_task, orphan_timeout=settings.orphan_timeout, start_timeout=settings.start_timeout)
 
 
 def _policy(task: TaskConfig, settings: Settings | None, command: list[str] | None) -> RestartPolicy:

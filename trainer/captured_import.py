@@ -13,21 +13,15 @@ from typing import IO
 
 from trainer import error_file
 
+# absl's warning about its log, and the line about oneDNN. Both are written before any log level is read; no setting silences them while oneDNN is on.
 _ANNOUNCEMENTS = (b"WARNING: All log messages before absl::InitializeLog()", b"I0000 ")
 
 
 @contextlib.contextmanager
 def capture_import() -> Iterator[None]:
-    """Hold back output to stderr inside, then write it without TensorFlow's announcements.
-
-    These are absl's warning about its log and the line `I0000` about oneDNN. Both are written before any log level is read, and no setting
-    silences them while oneDNN is on.
-
-    The garbage collector is off meanwhile: objects of an import stay, and scanning them again and again
-    takes a sixth of TensorFlow's import time.
-    """
+    """Hold back output to stderr inside, then write it without TensorFlow's announcements. The garbage collector is off meanwhile."""
     sys.stderr.flush()
-    gc.disable()
+    gc.disable()  # objects of an import stay; scanning them again and again takes a sixth of TensorFlow's import time
     real = os.dup(2)
     with _held_output() as held:
         os.dup2(held.fileno(), 2)

@@ -1,7 +1,5 @@
 """The error file that a failing training process leaves for its parent: the error line, and a fingerprint that identifies the failure.
 
-After a lost peer the fingerprint is START_STEP_PREFIX and the step from which the attempt began; FINAL_PREFIX begins that of a failure that would come again.
-
 TRAINER_ERROR_FILE has lines for people; the fingerprint is in a file beside it, which a user's own program does not write.
 """
 
@@ -12,8 +10,9 @@ import os
 from pathlib import Path
 
 VARIABLE = "TRAINER_ERROR_FILE"
-# Begins the fingerprint of a final failure; the cause follows.
+# The fingerprint of a final failure begins with this; the cause follows.
 FINAL_PREFIX = "for good: "
+# The fingerprint of an attempt that has lost a peer; the step from which it began follows.
 START_STEP_PREFIX = "start step "
 CODE_ENDED_PROCESS = f"{FINAL_PREFIX}the training process was ended from inside"
 _MAX_LINE = 2000

@@ -1,8 +1,7 @@
 """Progress events: one JSON object per line on stdout for machines, or a readable line for people.
 
 Every event has `event` (its kind), `time` (seconds since the epoch) and `task` (`chief`, `worker-0`).
-FIELDS lists what each kind adds. The launcher reads the same lines back with `parse`. A program's own line that begins like an event is
-written with one space more before it (`escaped`), so none of them is taken for an event.
+FIELDS lists what each kind adds. The launcher reads the lines back with `parse`; `escaped` keeps a program's own lines apart from them.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainer.process_group import DEAD, STOPPED, stat_fields
+from trainer.process_group import DEAD, SUSPENDED, stat_fields
 from trainer.strategies import STRATEGIES
 from trainer.tf_config import ConfigurationError, parse, split_address
 
@@ -55,7 +55,7 @@ def examine(proc: Path = _PROC) -> Health:
     if training is None:
         return Health(healthy=False, line=f"{task.name}: no training process; it has ended, or is between two attempts")
     process = f"{task.name}: process {training.pid}, attempt {training.environment['TRAINER_ATTEMPT']}"
-    if training.state in STOPPED:
+    if training.state in SUSPENDED:
         return Health(healthy=False, line=f"{process}, is stopped by a signal; SIGCONT continues it")
     if task.address is None or len(task.tasks()) < 2 or not _serves(training.environment):
         return Health(healthy=True, line=f"{process}, runs")

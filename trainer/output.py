@@ -1,9 +1,8 @@
 """A task's output: its program's output and its events in one stream, without confusion of the two.
 
 The program writes to a pipe, and only this process writes to the task's stdout. Each event has a line of its own; a line of the
-program that begins like an event gets another space (events.escaped). All other bytes pass unchanged and at once. A program that
-writes faster than stdout is read has to wait: buffers are bounded. If stdout is a terminal, the program writes to it directly,
-and nothing is escaped.
+program that begins like an event gets another space (events.escaped). All other bytes pass unchanged and at once; buffers are bounded,
+so a program that writes faster than stdout is read waits. A terminal gets the program's output directly, and unescaped.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ def run_parent(config: ParentConfig, report: Report, output: Output) -> int:
     """Run the program of `config` to its end, restarts included, and return the exit code for this process. `report` writes to `output`.
 
     Handles this process's signals and reaps its children while it runs. However it ends, all output of the training process is written, and
-    its process group was killed. Only a process that is blocked on storage that does not answer survives even SIGKILL.
+    its process group was killed, except a process that is blocked on storage that does not answer.
     """
     with scratch.directory() as directory, EventLoop() as loop:
         try:
@@ -66,9 +66,11 @@ def _ignoring_broken_output(report: Report) -> Report:
 class _Parent:
     """The state of one task and its parent process."""
 
-    def __init__(self, config: ParentConfig, report: Report, loop: EventLoop, output: Output, stacks: Stacks, folder: Path | None) -> None:
+    def __init__(
+        self, config: ParentConfig, report: Report, loop: EventLoop, output: Output, stacks: Stacks, directory: Path | None
+    ) -> None:
         self._config, self._report, self._loop, self._output = config, report, loop, output
-        self._child = Child(config, loop, output, stacks, folder, self._abandon)
+        self._child = Child(config, loop, output, stacks, directory, self._abandon)
         self._prober = ConnectionProber(loop)
         self._lifeline = config.lifeline  # None once it has closed
         self._attempt = 0

@@ -32,26 +32,26 @@ class Timeouts:
 
 @dataclass(frozen=True)
 class StallPolicy:
-    """The seconds without progress that count as a stall, None for the default; and the reaction: a report only, or the end of the attempt or the task."""
+    """When an attempt counts as stalled, and the reaction."""
 
-    timeout: float | None = None
-    on_stall: str = "tell"  # or restart, fail
+    timeout: float | None = None  # seconds without progress; None for the default
+    on_stall: str = "tell"  # a report only; or `restart` the attempt, or `fail`: end the task
 
 
 @dataclass(frozen=True)
 class ParentConfig:
-    """The program to run and the peers that it needs. `added_environment` is added to the parent's own, which has TF_CONFIG; `lifeline` is the pipe of the run's supervisor."""
+    """The program to run and the peers that it needs."""
 
     command: tuple[str, ...]
     role: str = "chief"
     runs_built_in_trainer: bool = True  # trainer.task, which knows the parent; else a user's program
     trains: bool = False  # it trains a model, and reports its steps
-    added_environment: Mapping[str, str] = field(default_factory=dict)
+    added_environment: Mapping[str, str] = field(default_factory=dict)  # to the parent's own, which has TF_CONFIG
     required_peers: Mapping[str, str] = field(default_factory=dict)
     watched_chief: str | None = None
     watched_workers: tuple[str, ...] = ()
     run_end_task: RunEndTask | None = None  # if the tasks of a program learn of the end of the run from each other
-    lifeline: int | None = None
+    lifeline: int | None = None  # the pipe of the run's supervisor
     policy: RestartPolicy = field(default_factory=RestartPolicy)
     timeouts: Timeouts = field(default_factory=Timeouts)
     stalls: StallPolicy = field(default_factory=StallPolicy)

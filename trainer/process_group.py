@@ -85,11 +85,11 @@ def kill_group(child: int) -> None:
 
 
 # States in /proc/PID/stat of processes that do not run, nor will by themselves (proc_pid_stat(5)).
-DEAD, STOPPED = frozenset("ZXx"), frozenset("Tt")
+DEAD, SUSPENDED = frozenset("ZXx"), frozenset("Tt")
 
 
 def stat_fields(stat: Path) -> list[str]:
-    """Return the fields after the name in a file of proc_pid_stat(5), the state first. The name is in brackets, and may contain anything."""
+    """Return the fields after the name in a file of proc_pid_stat(5), the state first. The name may contain anything, also brackets."""
     return stat.read_text(errors="replace").rpartition(")")[2].split()
 
 
@@ -114,8 +114,8 @@ def is_dead(pid: int) -> bool:
 
 
 def is_suspended(pid: int) -> bool:
-    """Return whether a signal (SIGSTOP) has suspended a process."""
-    return process_stat(pid)[0] in STOPPED
+    """Return whether a process is suspended by a signal (SIGSTOP, SIGTSTP) or a debugger."""
+    return process_stat(pid)[0] in SUSPENDED
 
 
 def missing_program(command: Sequence[str]) -> str | None:

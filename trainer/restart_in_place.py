@@ -23,16 +23,12 @@ class RestartPolicy:
 
 @dataclass(frozen=True)
 class RestartHistory:
-    """The history of a task: restarts counted against the limit, how the last one failed, lost peers.
+    """The history of a task's attempts."""
 
-    `recent_exits`: how many attempts have ended since the last healthy one, that one included; it sets the delay.
-    `lost_from`: the highest start step of the attempts that lost a peer.
-    """
-
-    restarts: int = 0
-    recent_exits: int = 0
-    fingerprint: str = ""
-    lost_from: int = -1
+    restarts: int = 0  # counted against the limit
+    recent_exits: int = 0  # attempts that have ended since the last healthy one, that one included; it sets the delay
+    fingerprint: str = ""  # of the last failure
+    lost_from: int = -1  # the highest start step of the attempts that lost a peer
     repeats: int = 0  # of the last failure, in a row
 
 
@@ -83,16 +79,16 @@ def decide_restart(
 
     No restart follows:
     - exit code 2, FINAL_FAILURE; a `fingerprint` that begins with FINAL_PREFIX has the cause;
-    - a second failure with the `fingerprint` of the first and no step forward between (user_errors.py, tracebacks.py): a third would be the same.
-      After an attempt of `recovers_after` or longer only more than `max_restarts` repeats are final;
+    - the same `fingerprint` twice in a row, with no step forward between (user_errors.py, tracebacks.py); after an attempt of `recovers_after`
+      or longer, only more than `max_restarts` repeats;
     - with `policy.restart: exit_code`, exit codes below 128;
     - a failure that counts, beyond `policy.max_restarts`.
 
-    All failures count. Not counted are:
-    - a requested stop that did not come from the parent: SIGTERM, whether the process had time to exit with 143 or not;
+    Not counted are:
+    - a requested stop that did not come from the parent: exit code 143, or death by SIGTERM;
     - the end with DONE, if `policy.restart` is `always`;
-    - a lost peer (75), if the attempt had been `connected` to all its peers for longer than `healthy_after`, and training has advanced: the
-      attempt started from a later step, which its `fingerprint` names, than every earlier one that lost a peer. Nodes come and go in a long run.
+    - a lost peer (75), if the attempt had been `connected` to all its peers for longer than `healthy_after`, and started from a later step, which
+      its `fingerprint` names, than every earlier one that lost a peer. Nodes come and go in a long run.
     """
     if code == ExitCode.DONE:
         return _restart(code, ran_for, history, policy) if policy.restart == "always" else NoRestart(ExitCode.DONE)

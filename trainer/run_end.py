@@ -37,17 +37,15 @@ _CHECK_INTERVAL = 0.1  # seconds between the leader's checks whether all tasks k
 
 @dataclass(frozen=True)
 class RunEndRules:
-    """When the run of a program has ended, and what follows. Times in seconds.
+    """When the run of a program has ended, and what follows: `trainer.settings.Ending` without pydantic, which a program's environment may lack.
 
-    `port` is that of the leader's parent. `success` names the tasks whose exit 0 the run needs: `chief`, the leader, or `all_workers`
-    too. Once the run has succeeded, a task has the time of its role in `graces` to end by itself. A task that is asked to stop is
-    killed after `grace_period`. It repeats `trainer.settings.Ending` without pydantic, which the environment of a user's program may lack.
+    Times in seconds.
     """
 
-    port: int
-    success: str = "chief"
-    graces: Mapping[str, float] = field(default_factory=dict)
-    grace_period: float = 30.0
+    port: int  # of the leader's parent
+    success: str = "chief"  # the tasks whose exit 0 the run needs: the leader, or `all_workers` too
+    graces: Mapping[str, float] = field(default_factory=dict)  # role -> the time to end by itself once the run has succeeded
+    grace_period: float = 30.0  # from the request to stop to SIGKILL
 
 
 @dataclass(frozen=True)
@@ -70,8 +68,8 @@ class RunEndTask:
     required: frozenset[str] = frozenset()  # in the leader: the tasks that have to be done before the run has succeeded
     followers: frozenset[str] = frozenset()  # in the leader: the tasks that have to be notified before it exits
     grace: float = 0.0  # after the run's success, in which a follower may end by itself
-    # The leader must learn of its end: it stays until the run has succeeded, for a leader that is replaced; if it has failed, it polls a
-    # leader that does not answer for FOLLOWERS_TIMEOUT.
+    # Whether the leader needs this task's success. Done, the task stays until the run has succeeded, as a replaced leader has to be told again;
+    # failed, it polls an unreachable leader for FOLLOWERS_TIMEOUT.
     is_required: bool = False
     interval: float = _POLL_INTERVAL  # between two questions
     short_followers_timeout: float = _SHORT_FOLLOWERS_TIMEOUT  # of a leader whose run has failed, if each remaining task has polled before

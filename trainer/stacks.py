@@ -55,7 +55,7 @@ class Stacks:
         self._waiting: list[Callable[[list[ProcessStacks]], None]] = []
         self._pipes: list[int] = []
         self._partial = b""
-        self._reading: _Collector | None = None
+        self._collector: _Collector | None = None
         self._asking = False
         self._server: socket.socket | None = None
         with contextlib.suppress(OSError):  # without pipes no process registers, and answers are empty
@@ -120,7 +120,7 @@ class Stacks:
     def _next(self, remaining: list[int], results: list[ProcessStacks]) -> None:
         """Ask the first of the remaining processes; if none remains, answer the clients."""
         if not remaining:
-            self._reading, self._asking = None, False
+            self._collector, self._asking = None, False
             waiting, self._waiting = self._waiting, []
             for then in waiting:
                 then(results)
@@ -137,11 +137,11 @@ class Stacks:
                 read.decode("utf-8", "replace"),
             )
 
-        self._reading = None
+        self._collector = None
         if problem := self._ask_by_signal(pid):
             finish(problem)
         else:
-            self._reading = _Collector(self._loop, ended)
+            self._collector = _Collector(self._loop, ended)
 
     def _ask_by_signal(self, pid: int) -> str:
         """Send the signal; return why it was not sent, empty where it was."""
@@ -175,8 +175,8 @@ class Stacks:
     def _take(self) -> None:
         with contextlib.suppress(BlockingIOError):
             while read := os.read(self._pipes[1], _READ):
-                if self._reading is not None:
-                    self._reading.add(read)
+                if self._collector is not None:
+                    self._collector.add(read)
 
     def _accept(self) -> None:
         assert self._server is not None  # noqa: S101 - only registered where it is

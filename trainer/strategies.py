@@ -11,23 +11,17 @@ Scope = Literal["alone", "all"]
 
 
 class Traits(NamedTuple):
-    """The properties of a strategy.
+    """The properties of a strategy."""
 
-    `mandatory` and `optional`: its roles. `restarts`: role -> which tasks restart with a task of the role, "alone" or "all".
-    `min_inter_op_threads`: the least TF_NUM_INTEROP_THREADS: with fewer, a task's data pipeline and the loop that reads it can wait for each other forever.
-    `trains`: it trains a model; else it runs a program that places its operations itself. `uses_servers`: its ps and workers are TensorFlow servers, which
-    run the chief's operations until it stops them. `all_reduces`: its tasks exchange gradients with each other in every step, by an all-reduce.
-    `on_devices`: its replicas are devices of one task.
-    """
-
-    mandatory: Tuple[str, ...]  # noqa: UP006
-    optional: Tuple[str, ...]  # noqa: UP006
-    restarts: Mapping[str, Scope]
+    mandatory: Tuple[str, ...]  # noqa: UP006 - roles
+    optional: Tuple[str, ...]  # noqa: UP006 - roles
+    restarts: Mapping[str, Scope]  # role -> which tasks restart with a task of the role
+    # The least TF_NUM_INTEROP_THREADS: with fewer, a task's data pipeline and the loop that reads it can wait for each other forever.
     min_inter_op_threads: int
-    trains: bool = True
-    uses_servers: bool = False
-    all_reduces: bool = False
-    on_devices: bool = False
+    trains: bool = True  # a model; else it runs a program that places its operations itself
+    uses_servers: bool = False  # its ps and workers are TensorFlow servers, which run the chief's operations until it stops them
+    all_reduces: bool = False  # its tasks exchange gradients with each other in every step, by an all-reduce
+    on_devices: bool = False  # its replicas are devices of one task
 
     @property
     def single_replica(self) -> bool:

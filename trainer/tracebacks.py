@@ -1,4 +1,4 @@
-"""Finds, in a program's output, the exception that ended it: its parent knows no more. Pure."""
+"""Finds, in a program's output, the exception that ended it: the parent has no other information. Pure."""
 
 from __future__ import annotations
 
@@ -14,9 +14,8 @@ from trainer.error_line import PERMANENT_OS_ERRORS, exception_line
 _HEADER = "Traceback (most recent call last):"
 _FRAME = re.compile(r'  File "([^"]+)", line (\d+)')
 _EXCEPTION = re.compile(r"([A-Za-z_][\w.]*)(?:: ?(.*))?$")
-KIND = re.compile(
-    r"^(?:[A-Za-z_]\w*\.)*([A-Za-z_]\w*(?:Error|Exception))\b", re.MULTILINE
-)  # the name of an exception's class at the beginning of a line
+# The name of an exception's class at the beginning of a line.
+KIND = re.compile(r"^(?:[A-Za-z_]\w*\.)*([A-Za-z_]\w*(?:Error|Exception))\b", re.MULTILINE)
 _IGNORED = "Exception ignored in"  # Python's prefix for an exception that it ignores, e.g. at shutdown
 _ALSO = ("During handling of the above exception", "The above exception was the direct cause")
 # AutoGraph's version of a function, in a file of another name each time.
@@ -78,13 +77,10 @@ _REMEDIES = (
 
 @dataclass(frozen=True)
 class ExceptionSummary:
-    """The exception that ended a program: its line for people, with the remedy if one is known, and a fingerprint as in user_errors.py.
+    """The exception that ended a program."""
 
-    The fingerprint is empty for a transient error.
-    """
-
-    line: str
-    fingerprint: str
+    line: str  # for people, with the remedy if one is known
+    fingerprint: str  # as in user_errors.py; empty for a transient error
 
 
 def last(output: bytes) -> ExceptionSummary | None:

@@ -20,9 +20,8 @@ _FINAL = frozenset({ExitCode.DONE, ExitCode.FINAL_FAILURE})
 class UninterruptibleExit:
     """Reports such a process, and calls `ended(code)` if no attempt follows; else, after ten minutes, `abandon(pid)`.
 
-    No attempt follows a final exit code, nor if the task is asked to stop (`stopping()`).
-
-    Another attempt would wait for the same volume, and the process keeps a server's port.
+    Another attempt would wait for the same volume, and the process keeps a server's port. None follows a final exit code, nor once the task is
+    asked to stop (`stopping()`).
     """
 
     child: Child

@@ -246,12 +246,12 @@ def test_a_trainer_stopped_while_it_reads_its_settings_ends_as_stopped(tmp_path:
     command = [sys.executable, "-m", "trainer", "--settings", str(settings)]
     with subprocess.Popen(command, cwd=REPOSITORY) as process, settings.open("w"):  # opened once it reads
 
-        def is_suspended() -> bool:
+        def has_ended() -> bool:
             process.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(5)
             return process.returncode is not None
 
         # Again after 5 s: Python handles a signal that comes just before `read` only when the next one interrupts it.
-        until("the trainer's end", is_suspended, 25, seen=process.poll)
+        until("the trainer's end", has_ended, 25, seen=process.poll)
         assert process.returncode == 143
