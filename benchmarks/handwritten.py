@@ -17,15 +17,15 @@ STEPS_PER_CALL = 50
 def build() -> tuple[keras.Model, keras.optimizers.Optimizer]:
     """Return the model and its optimizer, built."""
 
-    def start(stddev: float) -> keras.initializers.Initializer:
+    def initializer(stddev: float) -> keras.initializers.Initializer:
         return keras.initializers.TruncatedNormal(stddev=stddev)
 
     model = keras.Sequential(
         [
             keras.Input((task.PIXELS,), dtype="uint8"),
             keras.layers.Rescaling(1 / 255),
-            keras.layers.Dense(task.HIDDEN, activation="relu", kernel_initializer=start(task.STDDEV_HIDDEN)),
-            keras.layers.Dense(task.CLASSES, kernel_initializer=start(task.STDDEV_OUT)),
+            keras.layers.Dense(task.HIDDEN, activation="relu", kernel_initializer=initializer(task.STDDEV_HIDDEN)),
+            keras.layers.Dense(task.CLASSES, kernel_initializer=initializer(task.STDDEV_OUT)),
         ]
     )
     optimizer = keras.optimizers.Adam(task.LEARNING_RATE)

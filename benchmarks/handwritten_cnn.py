@@ -25,9 +25,9 @@ def build() -> tuple[keras.Model, keras.optimizers.Optimizer]:
     layers = keras.layers
 
     def conv(bias: float) -> keras.layers.Layer:
-        start = keras.initializers.TruncatedNormal(stddev=0.05)
+        initializer = keras.initializers.TruncatedNormal(stddev=0.05)
         return layers.Conv2D(
-            64, 5, padding="same", activation="relu", kernel_initializer=start, bias_initializer=keras.initializers.Constant(bias)
+            64, 5, padding="same", activation="relu", kernel_initializer=initializer, bias_initializer=keras.initializers.Constant(bias)
         )
 
     def dense(units: int) -> keras.layers.Layer:
@@ -48,7 +48,7 @@ def build() -> tuple[keras.Model, keras.optimizers.Optimizer]:
     def pool() -> keras.layers.Layer:
         return layers.MaxPooling2D(3, 2, padding="same")
 
-    start = keras.initializers.TruncatedNormal(stddev=1 / 192)
+    initializer = keras.initializers.TruncatedNormal(stddev=1 / 192)
     model = keras.Sequential(
         [
             keras.Input((SIDE, SIDE, cifar10_data.CHANNELS)),
@@ -61,7 +61,7 @@ def build() -> tuple[keras.Model, keras.optimizers.Optimizer]:
             layers.Flatten(),
             dense(384),
             dense(192),
-            layers.Dense(cifar10_data.CLASSES, kernel_initializer=start),
+            layers.Dense(cifar10_data.CLASSES, kernel_initializer=initializer),
         ]
     )
     optimizer = keras.optimizers.SGD(LEARNING_RATE, use_ema=True, ema_momentum=MOVING_AVERAGE)

@@ -44,8 +44,8 @@ def model(rows: int, ids: int, tables: int = 1) -> keras.Model:
     """Return the mean of an example's rows, and two dense layers."""
 
     def table(size: int, name: str) -> keras.layers.Embedding:
-        start = keras.initializers.RandomUniform(-INIT_RANGE, INIT_RANGE, seed=1)
-        return keras.layers.Embedding(size, DIMENSION, embeddings_initializer=start, name=name)
+        initializer = keras.initializers.RandomUniform(-INIT_RANGE, INIT_RANGE, seed=1)
+        return keras.layers.Embedding(size, DIMENSION, embeddings_initializer=initializer, name=name)
 
     inputs = keras.Input((ids,), dtype="int32")
     if tables == 1:

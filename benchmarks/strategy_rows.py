@@ -36,11 +36,11 @@ def program(strategy: Any, rows: int) -> Any:
     shapes = {"table": [rows, DIMENSION], "w1": [DIMENSION, UNITS], "b1": [UNITS], "w2": [UNITS, 1], "b2": [1]}
 
     def variable_of(name: str, low: float, high: float) -> Any:
-        def first(partition_shape: Any = None, partition_offset: Any = None) -> tf.Tensor:
+        def initial_value(partition_shape: Any = None, partition_offset: Any = None) -> tf.Tensor:
             del partition_offset
             return tf.random.uniform(partition_shape or shapes[name], low, high)
 
-        return tf.Variable(first, shape=shapes[name], dtype=tf.float32)
+        return tf.Variable(initial_value, shape=shapes[name], dtype=tf.float32)
 
     with strategy.scope():
         limits = {"table": INIT_RANGE, **{name: (6 / sum(shapes[name])) ** 0.5 for name in ("w1", "w2")}}

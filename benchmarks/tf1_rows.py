@@ -36,8 +36,8 @@ def build(tf: Any, ids: Any, targets: Any, rows: int) -> tuple[Any, Any, Any]:
         weights = v1.get_variable(f"w{name}", [size, units], initializer=v1.glorot_uniform_initializer())
         return tf.matmul(values, weights) + v1.get_variable(f"b{name}", [units], initializer=v1.zeros_initializer())
 
-    start = v1.random_uniform_initializer(-INIT_RANGE, INIT_RANGE)
-    table = v1.get_variable("table", [rows, DIMENSION], initializer=start, partitioner=v1.fixed_size_partitioner(SERVERS))
+    initializer = v1.random_uniform_initializer(-INIT_RANGE, INIT_RANGE)
+    table = v1.get_variable("table", [rows, DIMENSION], initializer=initializer, partitioner=v1.fixed_size_partitioner(SERVERS))
     pooled = tf.reduce_mean(v1.nn.embedding_lookup(table, ids), 1)
     outputs = dense(tf.nn.relu(dense(pooled, "1", DIMENSION, UNITS)), "2", UNITS, 1)
     loss = tf.reduce_mean(tf.square(targets - outputs))

@@ -16,7 +16,7 @@ from trainer.programs.sharded_board import Strips
 from trainer.workloads.catalog import LifeParams
 from trainer.workloads.errors import WorkloadError
 
-_FRAME_MILLISECONDS = 200  # milliseconds
+_FRAME_MILLISECONDS = 200
 _PICTURE_INTERVAL = 100  # generations between pictures for TensorBoard
 _MAX_SIDE = 65_535  # pixels of a GIF
 _MAX_PIXELS = 300_000_000  # of all frames; each takes a byte, twice while they are written

@@ -48,8 +48,8 @@ class Strips:
 
     def state(self) -> State:
         """Return the state of the current generation; waits for each task."""
-        counts = [count.numpy() for count in self._states]
-        return State(int(sum(alive for alive, _ in counts)), sum(int(number) for _, number in counts) % 2**64)
+        states = [state.numpy() for state in self._states]
+        return State(int(sum(alive for alive, _ in states)), sum(int(number) for _, number in states) % 2**64)
 
     def advance(self) -> None:
         """Compute the next generation."""
@@ -67,7 +67,7 @@ class Strips:
 
 
 def _generation(above: Any, strip: Any, below: Any, weights: Any) -> tuple[Any, ...]:
-    """Return the next strip [rows, columns], its first and its last row [1, columns], and its counts."""
+    """Return the next strip [rows, columns], its first and its last row [1, columns], and its state."""
     board = tf.concat([above, strip, below], axis=0)
     columns = board[:-2] + board[1:-1] + board[2:]
     # The total includes the cell itself: with 3 it is born or survives, with 4 it survives.

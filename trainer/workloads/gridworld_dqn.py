@@ -25,7 +25,7 @@ from trainer.workloads.gridworld import EPISODE, THINGS, Boards
 BOARD = 1 + THINGS  # numbers of a board: the hero's cell, then the things'
 TRANSITION = 2 * BOARD + 2  # numbers of a transition: board, action, reward, board after it
 _EVALUATION_EPISODES = 64
-_FRAME = 200  # milliseconds
+_FRAME_MILLISECONDS = 200
 _ANIMATION_ZOOM = 2
 
 # Height and width of each convolution's kernel, and its stride; all VALID, without bias, with ReLU.
@@ -239,7 +239,11 @@ class GridworldDqn:
         transitions, _ = self._episodes(model, 1, _ANIMATION + step, 0.0)
         games = tf.concat([transitions[:, :BOARD], transitions[-1:, -BOARD:]], axis=0)
         frames = gridworld.images(gridworld.small_images(_boards(tf.cast(games, tf.int32)))).numpy()
-        _write_gif("episode", animation([frame.repeat(_ANIMATION_ZOOM, 0).repeat(_ANIMATION_ZOOM, 1) for frame in frames], _FRAME), step)
+        _write_gif(
+            "episode",
+            animation([frame.repeat(_ANIMATION_ZOOM, 0).repeat(_ANIMATION_ZOOM, 1) for frame in frames], _FRAME_MILLISECONDS),
+            step,
+        )
 
     def _episodes(self, model: DqnModel, count: int, seed: int, epsilon: float) -> tuple[tf.Tensor, tf.Tensor]:
         weights = [tf.convert_to_tensor(weight.value) for weight in model.online.weights]

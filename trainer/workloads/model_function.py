@@ -159,8 +159,8 @@ class _Model(keras.Model):
         }
         stateless = {key: StatelessVariable(tf.convert_to_tensor(values[id(v)]), key) for key, v in self._variables.created.items()}
         outputs = self._outputs(inputs, stateless, training=training)
-        captured = {id(self._variables.created[key]): stand_in for key, stand_in in stateless.items()}
-        after = [captured[id(variable)].current for variable in self.non_trainable_variables]
+        by_id = {id(self._variables.created[key]): variable for key, variable in stateless.items()}
+        after = [by_id[id(variable)].current for variable in self.non_trainable_variables]
         return (outputs, after, []) if return_losses else (outputs, after)
 
     def export(self, filepath: str, format: str = "tf_saved_model", **options: Any) -> None:  # noqa: A002 - Keras's name for it

@@ -71,8 +71,8 @@ class DatasetProperties:
     example_bytes: int | None
     python: bool  # runs Python functions: no other process can make it
     random: bool  # may give other values each time it is read
-    keeps_user_cache: bool  # ends with the user's in-memory cache and would vary without it: every reader keeps it, with all examples
-    moves_user_cache: bool  # ends with such a cache and would not vary without it: each reader caches only its own part instead
+    keeps_user_cache: bool  # the dataset ends with the user's in-memory cache and would vary without it: every reader keeps all of it
+    moves_user_cache: bool  # the dataset ends with such a cache and would not vary without it: each reader caches only its own part instead
     reordered: bool  # a shuffle in it gives another order each time it is read
 
     @property
@@ -235,8 +235,8 @@ def batches(examples: tf.data.Dataset, properties: DatasetProperties, shard: Sha
         ordered = tf.data.Dataset.range(start, ENDLESS).flat_map(epoch)
     else:
         own_count = (properties.count - index + count - 1) // count
-        drawn = start * shard.batch_size
-        ordered = tf.data.Dataset.range(drawn // own_count, ENDLESS).flat_map(epoch).skip(drawn % own_count)
+        consumed = start * shard.batch_size
+        ordered = tf.data.Dataset.range(consumed // own_count, ENDLESS).flat_map(epoch).skip(consumed % own_count)
     endless = batched(ordered, shard.batch_size, padding(examples), drop_remainder=True)
     return endless.prefetch(tf.data.AUTOTUNE).with_options(thread_pool_options())
 

@@ -2,7 +2,7 @@
 
 Example number i is computed from i alone, so the set takes no memory and is the same everywhere. Ids follow Zipf's law: the
 id of rank r has a probability proportional to r^-exponent, by the inverse of the distribution's continuous form, which needs
-no table. Every id of every column has an effect of its own, examples_at by hashing; the log-odds of a click are the sum of 26 such
+no table. Every id of every column has an effect of its own, drawn by hashing; the log-odds of a click are the sum of 26 such
 effects, one product of two latent factors, and a weighted sum of the numbers' logarithms. As the true probability
 is known, `best_auc` can compute the best AUC that any model can reach.
 """

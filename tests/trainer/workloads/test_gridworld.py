@@ -32,13 +32,13 @@ def reference_cell(hero: int, action: int) -> int:
     return row * SIDE + column
 
 
-def reference_picture(hero: int, things: list[int]) -> np.ndarray:
-    picture = np.zeros((84, 84, 3), np.uint8)
-    picture[:12], picture[-12:], picture[:, :12], picture[:, -12:] = 255, 255, 255, 255
+def reference_image(hero: int, things: list[int]) -> np.ndarray:
+    image = np.zeros((84, 84, 3), np.uint8)
+    image[:12], image[-12:], image[:, :12], image[:, -12:] = 255, 255, 255, 255
     for cell, channel in [(hero, 2), *((cell, 1) for cell in things[:GOALS]), *((cell, 0) for cell in things[GOALS:])]:
         row, column = divmod(cell, SIDE)
-        picture[12 * (row + 1) : 12 * (row + 2), 12 * (column + 1) : 12 * (column + 2), channel] = 255
-    return picture
+        image[12 * (row + 1) : 12 * (row + 2), 12 * (column + 1) : 12 * (column + 2), channel] = 255
+    return image
 
 
 def test_everything_starts_on_a_random_cell_of_its_own() -> None:
@@ -102,12 +102,12 @@ def test_the_same_seed_gives_the_same_game_and_another_seed_another_game() -> No
     assert (gridworld.reset(50, seed(6)).things.numpy() != boards.things.numpy()).any()
 
 
-def test_the_picture_shows_the_board_pixel_for_pixel() -> None:
+def test_the_image_shows_the_board_pixel_for_pixel() -> None:
     boards = gridworld.reset(40, seed(7))
     seen = gridworld.images(gridworld.small_images(boards))
     assert (seen.shape, seen.dtype) == ((40, 84, 84, 3), tf.uint8)
     for i in range(40):
-        assert (seen[i].numpy() == reference_picture(int(boards.hero[i]), boards.things[i].numpy().tolist())).all()
+        assert (seen[i].numpy() == reference_image(int(boards.hero[i]), boards.things[i].numpy().tolist())).all()
 
 
 def test_a_random_hero_gets_about_two_an_episode() -> None:

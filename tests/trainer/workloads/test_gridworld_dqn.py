@@ -19,7 +19,7 @@ from trainer.workloads.gridworld import EPISODE, GOALS, Boards
 from trainer.workloads.gridworld_dqn import BOARD, TRANSITION, DuelingNetwork, GridworldDqn
 
 SMALL = {"filters": [4, 6, 8], "hidden": 16, "replay": 10_000, "random_steps": 100, "epsilon_steps": 200}
-Rows = np.ndarray[Any, np.dtype[np.int8]]
+Transitions = np.ndarray[Any, np.dtype[np.int8]]
 
 
 def agent(**params: Any) -> GridworldDqn:
@@ -30,11 +30,13 @@ def small_images(games: Any) -> tf.Tensor:
     return gridworld.small_images(Boards(tf.constant(games[:, 0], tf.int32), tf.constant(games[:, 1:], tf.int32)))
 
 
-def play(player: GridworldDqn, weights: list[tf.Tensor], moves: int, epsilon: float, count: int = 10, first: int = 0) -> Rows:
-    """Return the moves, [moves, count, 16]."""
+def play(player: GridworldDqn, weights: list[tf.Tensor], steps: int, epsilon: float, count: int = 10, first: int = 0) -> Transitions:
+    """Return the transitions, [steps, count, 16]."""
     games, seed = player.reset(count, player=1, step=0)
-    _, rows, _ = player._play(weights, games, tf.constant(first), tf.constant(moves), tf.constant(epsilon), seed)  # in a graph, as tasks do
-    reshaped: Rows = rows.numpy().reshape(moves, count, -1)
+    _, transitions, _ = player._play(
+        weights, games, tf.constant(first), tf.constant(steps), tf.constant(epsilon), seed
+    )  # in a graph, as tasks do
+    reshaped: Transitions = transitions.numpy().reshape(steps, count, -1)
     return reshaped
 
 
@@ -42,7 +44,7 @@ def weights_of(network: DuelingNetwork) -> list[tf.Tensor]:
     return [tf.convert_to_tensor(weight.value) for weight in network.weights]
 
 
-def test_the_network_equals_convolutions_over_the_whole_picture() -> None:
+def test_the_network_equals_convolutions_over_the_whole_image() -> None:
     network = DuelingNetwork([4, 6, 8], 16)
     conv1, conv2, conv3, conv4, advantage, value = weights_of(network)
     small = gridworld.small_images(gridworld.reset(20, tf.constant([1, 2])))
@@ -78,8 +80,13 @@ def player() -> GridworldDqn:
 
 
 def test_moves_follow_one_another_by_the_rules_and_episodes_have_fifty(player: GridworldDqn) -> None:
-    rows = play(player, weights_of(player.model().online), 120, 0.5)
-    before, action, reward, after = rows[..., :BOARD], rows[..., BOARD], rows[..., BOARD + 1], rows[..., BOARD + 2 :]
+    transitions = play(player, weights_of(player.model().online), 120, 0.5)
+    before, action, reward, after = (
+        transitions[..., :BOARD],
+        transitions[..., BOARD],
+        transitions[..., BOARD + 1],
+        transitions[..., BOARD + 2 :],
+    )
     steps = np.array([[-1, 0], [1, 0], [0, -1], [0, 1]])[action]
     places = np.clip(np.stack(np.divmod(before[..., 0], 5), -1) + steps, 0, 4)
     assert (after[..., 0] == places[..., 0] * 5 + places[..., 1]).all()
@@ -91,8 +98,8 @@ def test_moves_follow_one_another_by_the_rules_and_episodes_have_fifty(player: G
 
 def test_a_move_that_is_not_random_is_the_best_action(player: GridworldDqn) -> None:
     model = player.model()
-    rows = play(player, weights_of(model.online), 20, 0.0).reshape(200, -1)
-    assert (rows[:, BOARD] == np.argmax(model.online(small_images(rows[:, :BOARD])), 1)).all()
+    transitions = play(player, weights_of(model.online), 20, 0.0).reshape(200, -1)
+    assert (transitions[:, BOARD] == np.argmax(model.online(small_images(transitions[:, :BOARD])), 1)).all()
     random = play(player, weights_of(model.online), 200, 1.0)[..., BOARD]
     assert np.bincount(random.ravel()).min() > 500 - 5 * 500**0.5  # of 2,000, each action a quarter
 
@@ -100,22 +107,24 @@ def test_a_move_that_is_not_random_is_the_best_action(player: GridworldDqn) -> N
 def test_the_measures_are_the_reward_of_an_episode_and_the_best_actions_value(player: GridworldDqn) -> None:
     model = player.model()
     games, seed = player.reset(10, player=0, step=0)
-    _, rows, sums = player._play(weights_of(model.online), games, tf.constant(0), tf.constant(30), tf.constant(0.3), seed)
-    values = model.online(small_images(rows.numpy()[:, :BOARD]))
-    assert sums.numpy() == pytest.approx([50 * rows.numpy()[:, BOARD + 1].sum(), np.max(values, 1).sum()], rel=1e-4)
+    _, transitions, sums = player._play(weights_of(model.online), games, tf.constant(0), tf.constant(30), tf.constant(0.3), seed)
+    values = model.online(small_images(transitions.numpy()[:, :BOARD]))
+    assert sums.numpy() == pytest.approx([50 * transitions.numpy()[:, BOARD + 1].sum(), np.max(values, 1).sum()], rel=1e-4)
 
 
-Learn = Callable[[Rows, int, int], tf.Tensor]
+Learn = Callable[[Transitions, int, int], tf.Tensor]
 
 
 @pytest.fixture(scope="module")
 def learning() -> tuple[Any, Learn]:
-    """A model, and a function that adds 4,000 rows to its replay from a position, and makes some updates; it is traced once."""
+    """A model, and a function that adds 4,000 transitions to its replay buffer from a position, and makes some updates; it is traced once."""
     learner = agent(gamma=0.9, target_rate=0.25)
     model, optimizer = learner.model(), learner.optimizer()
     optimizer.build(model.trainable_variables)
     learn = tf.function(learner.learn, autograph=False)  # in a graph, as in training, where only the data determines an order
-    return model, lambda rows, begin, updates: learn(model, optimizer, tf.constant(rows), tf.constant(begin), tf.constant(updates), 32)
+    return model, lambda transitions, begin, updates: learn(
+        model, optimizer, tf.constant(transitions), tf.constant(begin), tf.constant(updates), 32
+    )
 
 
 def test_an_update_moves_values_towards_the_double_q_target_and_the_target_network_after_them(
@@ -124,27 +133,29 @@ def test_an_update_moves_values_towards_the_double_q_target_and_the_target_netwo
     model, learn = learning
     for weight in model.target.weights:  # not the network that learns
         weight.assign(weight.value * 0.5 + 0.01)
-    row = play(player, weights_of(model.online), 1, 1.0)[0, :1]
-    # The same move four thousand times, so that each draw from the replay is known.
-    rows = np.repeat(row, 4000, axis=0)
-    before, after = small_images(row[:, :BOARD]), small_images(row[:, BOARD + 2 :])
+    transition = play(player, weights_of(model.online), 1, 1.0)[0, :1]
+    # The same move four thousand times, so that each draw from the replay buffer is known.
+    transitions = np.repeat(transition, 4000, axis=0)
+    before, after = small_images(transition[:, :BOARD]), small_images(transition[:, BOARD + 2 :])
     best = int(np.argmax(model.online(after)[0]))
-    goal = row[0, BOARD + 1] + 0.9 * float(model.target(after)[0, best])
-    error = goal - float(model.online(before)[0, row[0, BOARD]])
+    goal = transition[0, BOARD + 1] + 0.9 * float(model.target(after)[0, best])
+    error = goal - float(model.online(before)[0, transition[0, BOARD]])
     start = [weight.value.numpy() for weight in model.target.weights]
-    loss = learn(rows, 0, 1)
+    loss = learn(transitions, 0, 1)
     assert float(loss) == pytest.approx(error**2, rel=1e-3)
-    assert abs(goal - float(model.online(before)[0, row[0, BOARD]])) < abs(error)
+    assert abs(goal - float(model.online(before)[0, transition[0, BOARD]])) < abs(error)
     for old, target, online in zip(start, model.target.weights, model.online.weights, strict=True):
         assert np.allclose(target.value, 0.75 * old + 0.25 * online.value, atol=1e-6)
 
 
-def test_the_replay_is_a_ring_that_holds_the_last_moves(learning: tuple[Any, Learn]) -> None:
+def test_the_replay_buffer_is_a_ring_that_holds_the_last_transitions(learning: tuple[Any, Learn]) -> None:
     model, learn = learning
-    rows = np.random.default_rng(0).integers(0, 25, size=(12_000, TRANSITION), dtype=np.int8)  # any numbers: nothing is learned from them
+    transitions = np.random.default_rng(0).integers(
+        0, 25, size=(12_000, TRANSITION), dtype=np.int8
+    )  # any numbers: nothing is learned from them
     for begin in range(0, 12_000, 4000):
-        learn(rows[begin : begin + 4000], begin, 0)
-    assert (model.replay.value.numpy() == np.concatenate([rows[10_000:], rows[2000:10_000]])).all()
+        learn(transitions[begin : begin + 4000], begin, 0)
+    assert (model.replay.value.numpy() == np.concatenate([transitions[10_000:], transitions[2000:10_000]])).all()
 
 
 def test_players_draw_different_games_and_each_the_same_ones_again() -> None:
@@ -162,18 +173,18 @@ def test_the_film_shows_an_episode_move_by_move(player: GridworldDqn, tmp_path: 
     assert (step, width, height) == (500, b"168", b"168")
     with Image.open(io.BytesIO(gif)) as film:
         assert film.format == "GIF"
-        durations, pictures = [], []
+        durations, images = [], []
         for number in range(getattr(film, "n_frames")):  # noqa: B009 - Pillow's type has it only for GIFs
             film.seek(number)
             durations.append(film.info["duration"])
-            pictures.append(np.asarray(film.convert("RGB")))
+            images.append(np.asarray(film.convert("RGB")))
     # A frame that equals the one before it lengthens that one.
     assert sum(durations) == (EPISODE + 1) * 200
-    assert len(pictures) > 1
-    for picture in pictures:
-        blue = (picture == (0, 0, 255)).all(-1).sum()
+    assert len(images) > 1
+    for image in images:
+        blue = (image == (0, 0, 255)).all(-1).sum()
         assert blue == 24 * 24  # one hero
-        assert (picture[0] == 255).all()
+        assert (image[0] == 255).all()
 
 
 def test_evaluation_plays_the_same_episodes_each_time(player: GridworldDqn) -> None:
