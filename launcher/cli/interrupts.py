@@ -33,7 +33,7 @@ class Interrupts:
             signal.signal(number, handler)
 
     @contextlib.contextmanager
-    def with_exit_code(self) -> Iterator[None]:
+    def errors_exit_as_interrupted(self) -> Iterator[None]:
         """Give an error of a `with` block the exit code of a stopped run, if a signal came in the block."""
         try:
             yield

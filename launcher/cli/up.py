@@ -191,7 +191,7 @@ def _foreground(
                 streams.print_notices(notices)
             return bool(interrupts.count)
 
-        with interrupts.with_exit_code():
+        with interrupts.errors_exit_as_interrupted():
             backend.start(run, is_cancelled=is_cancelled)
         started()
         with _view(name, tasks, as_json=as_json) as view:

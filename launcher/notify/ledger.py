@@ -14,6 +14,7 @@ from launcher.notify.message import Message
 
 Entry = dict[str, Any]
 
+# CLAIMED: a sender process tries to send the message, and no other may.
 CLAIMED, SENT, FAILED = "claimed", "sent", "failed"
 _SAME_STALL_WITHIN = 60.0  # seconds by which two reports of one stall may differ about its beginning
 _REPEAT_INTERVAL = 3600.0  # seconds between two reports of one task's stalls

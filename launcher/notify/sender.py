@@ -36,7 +36,8 @@ from launcher.timestamps import rfc3339
 _DELAYS = (1.0, 60.0)  # seconds between tries: the first delay, which doubles up to the second
 _REQUEST_TIMEOUT = 15.0  # seconds of one try
 _COMMAND_TIMEOUT = 60.0  # the same for a program
-# Seconds past `seconds` after which this process ends in any case: a command's last try has its time, and a claim has not expired.
+# Seconds beyond `seconds` after which this process ends in any case: more than _COMMAND_TIMEOUT, so that a command's last try can end; less than
+# _SENDER_MARGIN in backend/kubernetes/notifier.py, so that no other process sends meanwhile.
 _EXIT_AFTER = 75.0
 _READ_SIZE = 64 * 1024
 _TAIL_SIZE = 2000  # the last bytes of a program's output, for its last line

@@ -112,4 +112,4 @@ def _lines_so_far(pods: list[Object], reader: PodLogs, directory: Path, selectio
         reader.skip_stored(pod, directory)
     readable = [pod for pod in pods if pod not in unread]
     discarded = [line for pod in selection.pods(readable) for line in reader.discarded(pod, directory)] if selection.tail is None else []
-    return [*stored_lines(directory, readable, list(selection.tasks)), *discarded, *read]
+    return [*stored_lines(directory, list(selection.tasks), except_pods=readable), *discarded, *read]

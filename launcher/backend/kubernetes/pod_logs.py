@@ -213,7 +213,7 @@ class PodLogs:
                 self._after[uid] = last
 
     def discarded(self, pod: Object, directory: Path) -> list[LogLine]:
-        """Return the stored lines of a pod that its node has discarded since: those before the first line read here. A gap between the two is marked."""
+        """Return the lines of a pod that are stored here and that its node no longer has: those before the first line read. A gap between is marked."""
         task, first = task_of(pod), self._first.get(pod["metadata"]["uid"], _BEFORE_ALL)
         path = directory / _relative_path(task, pod["metadata"]["name"])
         until = self._stored_before.get(path, _BEFORE_ALL)
@@ -300,9 +300,9 @@ class PodLogs:
             self._directory = None
 
 
-def stored_lines(directory: Path, pods: Iterable[Object], tasks: list[str]) -> Iterator[LogLine]:
-    """Yield the stored lines of deleted pods, of `tasks` (all when empty); `pods` are those that exist."""
-    known = {pod["metadata"]["name"] for pod in pods}
+def stored_lines(directory: Path, tasks: list[str], *, except_pods: Iterable[Object] = ()) -> Iterator[LogLine]:
+    """Yield the stored lines of `tasks` (all when empty), except those of `except_pods`, whose logs are read from the cluster."""
+    known = {pod["metadata"]["name"] for pod in except_pods}
     for path in sorted(directory.glob("*/*.log")):
         task = path.parent.name
         if path.stem in known or (tasks and task not in tasks):

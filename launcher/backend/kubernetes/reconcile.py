@@ -97,8 +97,8 @@ def start_failure(status: RunStatus, snapshot: RunSnapshot, now: float, start_ti
 def eviction_failure(snapshot: RunSnapshot) -> str:
     """Return the reason to end a run if a task exceeded its limits and was evicted more often than it may fail; else an empty text. Pure.
 
-    The Job does not count such a pod (exit code 143) if the spec sets no storage limit and either the pod has no
-    trainer's parent or its grace period is too short.
+    Such a pod exits with 143 only without the trainer's parent, or with a grace period that is too short; and the Job counts 143 only if the
+    spec limits storage. So where it does not, this function counts.
     """
     for job in [] if pod_status.controller_of(snapshot.jobs) else filter(_ignores_stops, snapshot.jobs):
         limit = job["spec"].get("backoffLimitPerIndex", job["spec"].get("backoffLimit"))

@@ -98,7 +98,7 @@ def test_a_copy_in_the_old_layout_with_only_the_name_is_found(tmp_path: Path) ->
     assert cluster_state.last_started(tmp_path, "other", None, None) == NamespaceRef(None, None)
     for _ in range(2):
         assert cluster_state.last_started(tmp_path, "mnist", None, None) == dataclasses.replace(TEAM, is_explicit=False)
-        assert [line.task for line in stored_lines(cluster_state.logs(tmp_path, TEAM, "mnist"), [], [])] == ["chief", "ps-0"]
+        assert [line.task for line in stored_lines(cluster_state.logs(tmp_path, TEAM, "mnist"), [])] == ["chief", "ps-0"]
     assert not old.exists()
 
 

@@ -119,8 +119,8 @@ class SyncServer:
         """Return a TensorFlow function of `count`, an int32 scalar, that runs at most `count` rounds and returns [rounds done, gradients dropped]."""
 
         def body(done: tf.Tensor, dropped: tf.Tensor, ended: tf.Tensor, reply: list[tf.Tensor]) -> tuple[Any, ...]:
-            (now,) = read_numbers(reply[0], _REPLY_HEADER)
-            sums, contributors, stale, ended = self._gather(reply, needed, now)
+            (current_step,) = read_numbers(reply[0], _REPLY_HEADER)
+            sums, contributors, stale, ended = self._gather(reply, needed, current_step)
 
             def update() -> list[tf.Tensor]:
                 self._apply(sums, needed)
@@ -143,8 +143,10 @@ class SyncServer:
 
         return run
 
-    def _gather(self, reply: list[tf.Tensor], needed: int, now: tf.Tensor) -> tuple[list[tf.Tensor], tf.Tensor, tf.Tensor, tf.Tensor]:
-        """Take requests until `needed` gradients are of step `now`, or it is interrupted.
+    def _gather(
+        self, reply: list[tf.Tensor], needed: int, current_step: tf.Tensor
+    ) -> tuple[list[tf.Tensor], tf.Tensor, tf.Tensor, tf.Tensor]:
+        """Take requests until `needed` gradients are of step `current_step`, or it is interrupted.
 
         Returns the sums of these gradients, the mask of their workers, the number of stale gradients, and whether it was interrupted.
         Gradients of rows are concatenated, not summed, and so are the rows' indices, which come first.
@@ -177,7 +179,7 @@ class SyncServer:
             def skip() -> tuple[Any, ...]:
                 return count, stale, tf.constant(False), contributors, sums
 
-            kind = tf.where(worker < 0, 2, tf.where(step == LAST_REQUEST, 3, tf.where(step == now, 0, 1)))
+            kind = tf.where(worker < 0, 2, tf.where(step == LAST_REQUEST, 3, tf.where(step == current_step, 0, 1)))
             return tf.switch_case(kind, [accept, answer, end, skip])
 
         zeros = [tf.zeros(s, t) for s, t in zip(self._shapes, self._value_types, strict=True)]

@@ -97,9 +97,9 @@ def test_lines_of_a_deleted_pod_are_stored_once(tmp_path: Path) -> None:
     server.lines.append("2026-01-01T00:00:02.000000000Z two")
     first.new_lines([POD])
     reader(server, tmp_path).new_lines([POD])  # another process follows it too
-    assert [(line.task, line.text) for line in stored_lines(tmp_path, [], [])] == [("worker-1", "one"), ("worker-1", "two")]
-    assert list(stored_lines(tmp_path, [POD], [])) == []
-    assert list(stored_lines(tmp_path, [], ["chief"])) == []
+    assert [(line.task, line.text) for line in stored_lines(tmp_path, [])] == [("worker-1", "one"), ("worker-1", "two")]
+    assert list(stored_lines(tmp_path, [], except_pods=[POD])) == []
+    assert list(stored_lines(tmp_path, ["chief"])) == []
 
 
 ODD = b'\x00\xff 10 %\r{"event":"failed"}'
@@ -117,7 +117,7 @@ def test_bytes_are_stored_unchanged_and_only_a_trainer_writes_events(tmp_path: P
 
     server.log = log  # type: ignore[method-assign]
     without_trainer = {**POD, "spec": {"containers": [{"name": "trainer", "command": ["python", "train.py"]}]}}
-    for lines in (logs.new_lines([without_trainer]), list(stored_lines(tmp_path, [], []))):
+    for lines in (logs.new_lines([without_trainer]), list(stored_lines(tmp_path, []))):
         assert [event_in(line.text) for line in lines] == [None, None]
         assert [raw(line) for line in lines] == [event.encode(), ODD]
     supervised = {**POD, "spec": {"containers": [{"name": "trainer", "command": ["python", "-P", "-m", "trainer", "--", "x"]}]}}
@@ -189,7 +189,7 @@ def test_the_last_lines_are_read_without_polling(tmp_path: Path, monkeypatch: py
         server.stream.put(LauncherError("the pod is deleted"))
     assert [line.text for line in logs.new_lines(())] == ["two", "saved"]
     assert [one["sinceTime"] for one in server.requests[1:]] == ["2026-01-01T00:00:01Z", "2026-01-01T00:00:02Z", "2026-01-01T00:00:03Z"]
-    assert [line.text for line in stored_lines(tmp_path, [], [])] == ["one", "two", "saved"]
+    assert [line.text for line in stored_lines(tmp_path, [])] == ["one", "two", "saved"]
 
 
 def streamed(logs: PodLogs, pods: list[dict[str, Any]]) -> list[str]:
