@@ -1,4 +1,4 @@
-"""Closes TensorFlow's port to other machines if all tasks of a cluster are on this machine.
+"""Closes TensorFlow's port to other machines if this task's address is of the loopback device.
 
 TensorFlow's gRPC server listens on every address, whatever TF_CONFIG says, and runs any code that it is sent. On Linux
 a socket can have a filter (SO_ATTACH_FILTER, no privilege needed) that the kernel applies to each packet; sockets

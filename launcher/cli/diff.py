@@ -1,4 +1,4 @@
-"""`launcher diff`: the changes that `up` would make to objects in a cluster, or those of the spec since a run here or in containers was started."""
+"""`launcher diff`: the changes that `up` would make to objects in a cluster; for a run here or in containers, how the spec has changed since its start."""
 
 import json
 from collections.abc import Sequence
@@ -25,7 +25,9 @@ def diff(
     set_options: Set = None,
     on: Annotated[
         str | None,
-        backend_option("The backend of the run; by default where it was started from here (a cluster before others), else the cluster."),
+        backend_option(
+            "The backend of the run; by default the one on which this machine has started it (a cluster first); if it has not, the cluster."
+        ),
     ] = None,
     context: Context = None,
     namespace: Namespace = None,
@@ -47,7 +49,7 @@ def diff(
 
 
 def _default_backend(file: Path, set_options: Sequence[str], runs: Path) -> str:
-    """Return the backend to compare with: a cluster, if a spec's run was started there from here, or nowhere; else where it was."""
+    """Return the backend to compare with: a cluster if this machine has started the run on one, or on no backend at all; else the one that it has."""
     from launcher.spec.loader import load
 
     started_on = backends_of(runs, load(file, set_options).name)

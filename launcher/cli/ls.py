@@ -8,6 +8,7 @@ from launcher.backend.model import ClusterRef
 from launcher.backend.registry import DEFAULT, cluster_backend, in_namespaces
 from launcher.cli.options import Context, Json, Namespace, OnListed, Runs
 from launcher.cli.run_lookup import DEFAULT_RUNS, command, listing_scope, runs_directory
+from launcher.runs.paths import START_FILE
 from launcher.runs.status import ENDED, RunStatus
 
 EXAMPLES = (
@@ -47,7 +48,7 @@ def ls(
     console = Console(highlight=False)
     rows = [_row(status, marked=console.is_terminal) for status in known]
     show(console, _HEADERS, rows, right=("TASKS", "STEP"), unwrapped=("NAME", "STATE"), optional=_LEFT_OUT_FIRST)
-    if on is None and any(runs_directory(runs, cluster_backend()).glob("*/*/*/place.json")):
+    if on is None and any(runs_directory(runs, cluster_backend()).glob(f"*/*/*/{START_FILE}")):
         print(f"`{command(runs, 'ls', on=cluster_backend())}` lists runs on clusters", file=sys.stderr)
 
 

@@ -9,7 +9,7 @@ from launcher.backend.model import Backend
 from launcher.backend.registry import BACKENDS, DEFAULT, backends_with_local_specs, cluster_backend, entry, in_namespaces
 from launcher.errors import UsageError
 from launcher.files import read_json
-from launcher.runs.paths import is_run_name
+from launcher.runs.paths import START_FILE, is_run_name
 
 DEFAULT_RUNS = Path("runs")
 SPEC_FILES = (".yaml", ".yml")
@@ -29,7 +29,7 @@ def runs_directory(runs: Path, on: str) -> Path:
 def backends_of(runs: Path, name: str) -> list[str]:
     """Return the backends on which a run of that name was started from here, by its files."""
     # Runs of clusters are below a directory for each cluster and namespace.
-    patterns = {on: f"*/*/{name}/place.json" if backend.in_namespaces else f"{name}/launcher" for on, backend in BACKENDS.items()}
+    patterns = {on: f"*/*/{name}/{START_FILE}" if backend.in_namespaces else f"{name}/launcher" for on, backend in BACKENDS.items()}
     return [on for on, pattern in patterns.items() if any(runs_directory(runs, on).glob(pattern))]
 
 
@@ -103,7 +103,7 @@ def read_stored(runs: Path, name: str, document: str, on: str | None = None) -> 
 
 def run_names(runs: Path) -> list[str]:
     """Return the names of the runs under a directory, by its files only, since completion must be quick."""
-    on_clusters = [path.parent.name for path in runs_directory(runs, cluster_backend()).glob("*/*/*/place.json")]
+    on_clusters = [path.parent.name for path in runs_directory(runs, cluster_backend()).glob(f"*/*/*/{START_FILE}")]
     return sorted({*local_run_names(runs), *filter(is_run_name, on_clusters)})
 
 

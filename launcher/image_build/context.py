@@ -39,7 +39,7 @@ def archive(packages: Sequence[str] = PACKAGES) -> bytes:
 
 
 def source_digest() -> str:
-    """Return the digest of what the trainer's part of an image is built from: its package and FILES. A change of the launcher alone makes no image stale."""
+    """Return the digest of the package `trainer` and of FILES, from which the trainer's part of an image is built. A change of the launcher alone makes no image stale."""
     return hashlib.sha256(archive(["trainer"])).hexdigest()[:16]
 
 

@@ -237,7 +237,7 @@ class _TaskFields:
         return role_programs.mount_of(self.spec) == "all" if self.rules.has_storage_mount else self.spec.train is None
 
     def role_fields(self, role_name: RoleName) -> dict[str, Any]:
-        """Return the fields of Task that a role decides: command, working directory, image, restart rule and secrets."""
+        """Return the fields of Task that a role decides."""
         role = role_programs.roles_of(self.spec)[role_name]
         program = role_programs.program_of(self.spec, role)
         is_entrypoint = self.spec.train is None and not program.command

@@ -14,10 +14,9 @@ from urllib.parse import quote
 
 from launcher import files
 from launcher.runs.os_errors import translate_os_errors
-from launcher.runs.paths import KUBERNETES_STATE_DIR
+from launcher.runs.paths import KUBERNETES_STATE_DIR, START_FILE
 
 _ROOT = KUBERNETES_STATE_DIR
-_START_FILE = "place.json"
 _IN_CLUSTER = "@"  # stands for no name, as of the context in a pod, which has no kubeconfig; no quoted name contains this character
 
 
@@ -45,7 +44,7 @@ def logs(runs: Path, ref: NamespaceRef, run: str) -> Path:
 
 def record_start(runs: Path, ref: NamespaceRef, run: str) -> Callable[[], None]:
     """Record where a run is started now; return a function that restores the earlier record. Raises LauncherError if the file cannot be written."""
-    file = directory(runs, ref, run) / _START_FILE
+    file = directory(runs, ref, run) / START_FILE
     before = files.read_json(file)
     start = {"context": ref.context, "namespace": ref.namespace, "said": ref.is_explicit, "started": time.time()}
     with translate_os_errors(f"noting where {run} is"):
@@ -95,7 +94,7 @@ def rename(runs: Path, ref: NamespaceRef, run: str, new_name: str) -> None:
 def _migrate(runs: Path, run: str) -> None:
     """Move the files of an earlier version, `runs`/.kubernetes/<run>, to the directory of the namespace that they name."""
     old = runs / _ROOT / run
-    start = files.read_json(old / _START_FILE)
+    start = files.read_json(old / START_FILE)
     if start is None or "namespace" not in start:
         return
     ref = NamespaceRef(start.get("context"), start["namespace"])
@@ -106,20 +105,20 @@ def _migrate(runs: Path, run: str) -> None:
             target.parent.mkdir(parents=True, exist_ok=True)
             if not target.exists():
                 log.rename(target)
-        if not (new / _START_FILE).exists():
+        if not (new / START_FILE).exists():
             new.mkdir(parents=True, exist_ok=True)
             files.write_json(
-                new / _START_FILE,
-                {"context": ref.context, "namespace": ref.namespace, "said": False, "started": (old / _START_FILE).stat().st_mtime},
+                new / START_FILE,
+                {"context": ref.context, "namespace": ref.namespace, "said": False, "started": (old / START_FILE).stat().st_mtime},
             )
-        (old / _START_FILE).unlink()
+        (old / START_FILE).unlink()
         for emptied in (*old.glob("logs/*"), old / "logs", old):  # a context may have the run's name: directories that are not empty stay
             emptied.rmdir()
 
 
 def _starts(runs: Path, run: str) -> list[tuple[float, NamespaceRef]]:
     starts = []
-    for file in (runs / _ROOT).glob(f"*/*/{run}/{_START_FILE}"):
+    for file in (runs / _ROOT).glob(f"*/*/{run}/{START_FILE}"):
         start = files.read_json(file) or {}
         try:
             starts.append((float(start["started"]), NamespaceRef(start["context"], start["namespace"], bool(start["said"]))))

@@ -8,6 +8,8 @@ from launcher.errors import LauncherError
 
 # Directories below the runs directory for this machine's files about runs in containers and on clusters. No run can have such a name.
 DOCKER_STATE_DIR, KUBERNETES_STATE_DIR = ".docker", ".kubernetes"
+# In <KUBERNETES_STATE_DIR>/<context>/<namespace>/<run>: this machine has started the run there.
+START_FILE = "place.json"
 _RUN_NAME = re.compile(r"[a-z0-9][a-z0-9-]*\Z")
 
 

@@ -125,7 +125,7 @@ class _EvaluatedCheckpoints:
         self._vanished = 0
 
     def next_of(self, paths: list[str]) -> str | None:
-        """Return the newest of `paths` that is not skipped and newer than each that is done, else None."""
+        """Return the newest of `paths` that is not skipped; None if it, or a newer one, is done."""
         for path in reversed(paths):
             written = _written(path)
             if (step := step_of(path)) in self._done and self._done[step] in (None, written):

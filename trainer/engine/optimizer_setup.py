@@ -88,7 +88,7 @@ def optimizer(workload: Workload | Agent, config: TrainConfig, examples_per_step
             changes |= {**dict.fromkeys(_CLIPS.values()), keras_name: limit}
     if config.train.learning_rate is not None:
         changes["learning_rate"] = schedule(config.train.learning_rate, _initial_rate(own, config), config.steps)
-    # Created outside the strategy's scope, at a module's import: each replica would count its steps.
+    # One that was created outside the strategy's scope, when a module was imported, would count each replica's step.
     outside = not tf.distribute.get_strategy().extended.variable_created_in_scope(own._iterations.value)  # noqa: SLF001 - `iterations` may be computed
     if changes or outside:
         changed = copied(own, **changes)

@@ -71,8 +71,8 @@ class DatasetProperties:
     example_bytes: int | None
     python: bool  # runs Python functions: no other process can make it
     random: bool  # may give other values each time it is read
-    keeps_user_cache: bool  # the dataset ends with the user's in-memory cache and would vary without it: every reader keeps all of it
-    moves_user_cache: bool  # the dataset ends with such a cache and would not vary without it: each reader caches only its own part instead
+    keeps_user_cache: bool  # it ends with the user's in-memory cache, and would vary without it: every reader caches all examples
+    moves_user_cache: bool  # it ends with such a cache, and would not vary without it: each reader caches only its own part
     reordered: bool  # a shuffle in it gives another order each time it is read
 
     @property

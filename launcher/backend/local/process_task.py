@@ -49,7 +49,7 @@ class ProcessTask(ControlledTask):
 
     @property
     def ran_for(self) -> float:
-        """Seconds that its last process ran; 0 if that runs, or could not be started."""
+        """Seconds that its last process ran; 0 while it runs, or if it could not be started."""
         return self._ran_for
 
     @property

@@ -118,17 +118,17 @@ class SyncServer:
     def rounds(self, needed: int) -> Any:
         """Return a TensorFlow function of `count`, an int32 scalar, that runs at most `count` rounds and returns [rounds done, gradients dropped]."""
 
-        def body(done: tf.Tensor, dropped: tf.Tensor, ended: tf.Tensor, reply: list[tf.Tensor]) -> tuple[Any, ...]:
+        def body(done: tf.Tensor, dropped: tf.Tensor, interrupted: tf.Tensor, reply: list[tf.Tensor]) -> tuple[Any, ...]:
             (current_step,) = read_numbers(reply[0], _REPLY_HEADER)
-            sums, contributors, stale, ended = self._gather(reply, needed, current_step)
+            sums, contributors, stale, interrupted = self._gather(reply, needed, current_step)
 
             def update() -> list[tf.Tensor]:
                 self._apply(sums, needed)
                 return self._reply(tf.cast(self._group.step.read_value(), tf.int32))
 
-            reply = tf.cond(ended, lambda: reply, update)
+            reply = tf.cond(interrupted, lambda: reply, update)
             _for_each(tf.where(contributors)[:, 0], lambda worker: self._answer(worker, reply))
-            return tf.where(ended, done, done + 1), dropped + stale, ended, reply
+            return tf.where(interrupted, done, done + 1), dropped + stale, interrupted, reply
 
         @tf.function(autograph=False)
         def run(count: tf.Tensor) -> tf.Tensor:
@@ -137,7 +137,11 @@ class SyncServer:
                 unknown = [tf.TensorShape([None])] * len(self._reply_types)
                 shapes = (tf.TensorShape([]), tf.TensorShape([]), tf.TensorShape([]), unknown)
                 done, dropped, *_ = tf.while_loop(
-                    lambda done, _, ended, __: (done < count) & ~ended, body, start, shape_invariants=shapes, parallel_iterations=1
+                    lambda done, _, interrupted, __: (done < count) & ~interrupted,
+                    body,
+                    start,
+                    shape_invariants=shapes,
+                    parallel_iterations=1,
                 )
                 return tf.stack([done, dropped])
 
@@ -173,28 +177,28 @@ class SyncServer:
                     self._answer(worker, reply)
                 return count, stale + tf.cast(step >= 0, tf.int32), tf.constant(False), contributors & ~is_worker, sums
 
-            def end() -> tuple[Any, ...]:
+            def interrupt() -> tuple[Any, ...]:
                 return count, stale, tf.constant(True), contributors, sums
 
             def skip() -> tuple[Any, ...]:
                 return count, stale, tf.constant(False), contributors, sums
 
             kind = tf.where(worker < 0, 2, tf.where(step == LAST_REQUEST, 3, tf.where(step == current_step, 0, 1)))
-            return tf.switch_case(kind, [accept, answer, end, skip])
+            return tf.switch_case(kind, [accept, answer, interrupt, skip])
 
         zeros = [tf.zeros(s, t) for s, t in zip(self._shapes, self._value_types, strict=True)]
         zeros += [tensor for table_group in self._table_groups for tensor in table_group.no_rows()]
         shapes = [*self._shapes, *(shape for table_group in self._table_groups for shape in ([-1], [-1, table_group.dimension]))]
         start = (tf.constant(0), tf.constant(0), tf.constant(False), tf.zeros([self._workers], tf.bool), zeros)
         grows = [tf.TensorShape([None if size == -1 else size for size in shape]) for shape in shapes]
-        _, stale, ended, contributors, sums = tf.while_loop(
-            lambda count, _, ended, *__: (count < needed) & ~ended,
+        _, stale, interrupted, contributors, sums = tf.while_loop(
+            lambda count, _, interrupted, *__: (count < needed) & ~interrupted,
             body,
             start,
             shape_invariants=(*(tensor.shape for tensor in start[:4]), grows),
             parallel_iterations=1,
         )
-        return sums, contributors, stale, ended
+        return sums, contributors, stale, interrupted
 
     def _apply(self, sums: Sequence[tf.Tensor], needed: int) -> None:
         sum_count = len(self._value_types)
