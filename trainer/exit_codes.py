@@ -20,7 +20,7 @@ class ExitCode(IntEnum):
     STOPPED = 143
 
 
-# In shells and containers, exit codes above this stand for a signal; orchestrators restart killed containers.
+# In shells and containers, exit codes from this on stand for a signal; orchestrators restart killed containers.
 SIGNAL_BASE = 128
 # When a program is restarted. always: after every exit; on_failure: after failures; exit_code: only after signals (128 and above).
 RestartWhen = Literal["always", "on_failure", "exit_code"]

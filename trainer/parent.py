@@ -44,8 +44,8 @@ _CHIEF_TIMEOUT = 0.6  # seconds without a connection after which an expected end
 def run_parent(config: ParentConfig, report: Report, output: Output) -> int:
     """Run the program of `config` to its end, restarts included, and return the exit code for this process. `report` writes to `output`.
 
-    Handles this process's signals and reaps its children while it runs. However it ends, all output of the training process is written, and
-    its process group was killed, except a process that is blocked on storage that does not answer.
+    Handles this process's signals and reaps its children while it runs. When it returns, all output of the training process has been written, and
+    its process group has been killed, except a process that is blocked on storage that does not answer.
     """
     with scratch.directory() as directory, EventLoop() as loop:
         try:

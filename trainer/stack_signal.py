@@ -1,6 +1,6 @@
 """Lets the task's parent ask this Python process for its stacks: a signal makes it write them to a pipe.
 
-`faulthandler` writes them in the signal handler itself, so a process that hangs in C answers too. An unregistered process is ended by the signal.
+`faulthandler` writes them in the signal handler itself, so a process that hangs in C answers too. The signal would end a process that has not registered, so only registered ones get it.
 
 The parent puts this file, as `sitecustomize`, before a user's own modules (trainer/stacks.py). Any version of Python may import it, and it raises nothing.
 """

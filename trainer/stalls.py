@@ -25,11 +25,12 @@ if TYPE_CHECKING:
     from trainer.stacks import ProcessStacks, Stacks
 
 MIN_LIMIT = 60.0  # seconds: the default limit, unless steps are slow
-_STEPS = 20  # with slow steps: the limit in median steps, at least three calls into TensorFlow
+_STEPS = 20  # with slow steps the limit is this many median steps, or three calls into TensorFlow if that is longer
 _MIN_FIRST_LIMIT = 1200.0  # seconds: the least limit of a phase's first call, which traces and compiles
 _MAX_CALLS = 100  # of a phase, whose times are stored
 _CHECK_INTERVAL = 5.0  # seconds between checks at most, else a fifth of the limit
 _BUSY_PHASES = frozenset({"evaluating", "saving", "callbacks"})
+# Phases in which no progress is a stall.
 _JUDGED_PHASES = frozenset({"starting", "training", "evaluating", "callbacks", "program"})
 _WAITS = frozenset({"peers", "servers"})
 _BUSY_AFTER = 30.0  # seconds

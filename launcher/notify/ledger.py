@@ -4,7 +4,7 @@ An entry is `{key, since, at, until, state, words}`; a message has one for each 
 start of the run, so that each start of a run sends its own messages, also under the same name.
 On Kubernetes its state is `claimed` while a sender tries, then `sent` or `failed`. The claim of a sender that died expires at `until`; if the dead sender
 had just sent the message about the end of the run, the receiver recognizes the duplicate by its id.
-A supervisor, which is its run's only sender, sets `sent` before it tries.
+A supervisor is the only process that starts senders for its run, so it needs no claim: it sets `sent` before it tries.
 """
 
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Sends the messages of one run from its supervisor, which does not wait for the sender processes. Nothing is sent twice, as no other process sends any."""
+"""Sends the messages of one run from its supervisor, which does not wait for the sender processes. No other process sends any; a retry after an unknown outcome has the same id."""
 
 import contextlib
 import os

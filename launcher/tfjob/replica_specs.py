@@ -12,7 +12,7 @@ REPLICAS: Path = ("spec", "tfReplicaSpecs")
 ROLES = {"chief": "chief", "master": "chief", "worker": "worker", "ps": "ps", "evaluator": "evaluator"}
 # restartPolicy -> the role's `restart`; on_failure, the spec's default, is not written.
 _RESTARTS = {"OnFailure": "on_failure", "Never": "never", "ExitCode": "exit_code", "Always": "always"}
-# TFJob's default for a role without restartPolicy. TFJob also put it in place of a policy in the pod template, which is kept here.
+# TFJob's default for a role without restartPolicy. TFJob replaced the pod template's policy by it; here the template's policy stays.
 _DEFAULT_POLICY = "Never"
 
 # The roles among chief, worker and ps -> the strategy. It decides here which tasks wait for each other; the program itself decides how it trains.

@@ -1,4 +1,4 @@
-"""Notifies people of a run on Kubernetes. Any number of watchers send each message once: an annotation of the record, or else of the attendant's Job, lists those sent."""
+"""Notifies people of a run on Kubernetes. Of any number of watchers one sends each message: an annotation of the record, or else of the attendant's Job, lists those sent."""
 
 import base64
 import dataclasses

@@ -213,7 +213,7 @@ class PodLogs:
                 self._after[uid] = last
 
     def discarded(self, pod: Object, directory: Path) -> list[LogLine]:
-        """Return the lines of a pod that are stored here and that its node no longer has: those before the first line read. A gap between is marked."""
+        """Return the lines of a pod that are stored here and that its node no longer has: those before the first line read. If lines between are missing, a line says so."""
         task, first = task_of(pod), self._first.get(pod["metadata"]["uid"], _BEFORE_ALL)
         path = directory / _relative_path(task, pod["metadata"]["name"])
         until = self._stored_before.get(path, _BEFORE_ALL)

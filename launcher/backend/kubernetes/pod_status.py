@@ -153,7 +153,7 @@ def _pending_reason(snapshot: RunSnapshot, pod_statuses: Sequence[TaskStatus]) -
 def _active_state(
     pending: Reason, pod_statuses: Sequence[TaskStatus], tasks: Sequence[TaskStatus], *, trains: bool
 ) -> tuple[State, Reason]:
-    """Return the state: a run is running once it trains, or once the events of all tasks say that they run; running pods are not enough."""
+    """Return the state: a run is running once it trains, or once all tasks run: by their pods, and by their events where they write any."""
     states = [task.state for task in tasks]
     if State.STOPPED in states and all(state in ENDED for state in states):
         return State.STOPPED, pending

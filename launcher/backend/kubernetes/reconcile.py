@@ -29,8 +29,8 @@ def lost_pods(pods: Sequence[Object], now: float, lost_after: float) -> list[Obj
 
     A pod is lost if it was deleted because its node does not answer, and it still exists `lost_after` seconds later. If one pod of such a node is
     lost, so are all its deleted pods. If any pod of a node is ready, the node answers, and none of its pods is lost: it may still be saving, and a
-    replacement would write to the same volume. Sorted: pods with the run's volume first, else the scheduler would bind a replacement to the lost
-    node; among equals TensorBoard's and the like before tasks.
+    replacement would write to the same volume. Pods that mount the run's volume come first: while one is left, the scheduler would put a
+    replacement on the lost node. Within both groups pods that are no tasks, such as TensorBoard's, come first.
     """
     # The cluster sets Ready to false on all pods of a node that does not answer.
     answering = {node_of(pod) for pod in pods if true_condition(pod, "Ready")}

@@ -16,7 +16,7 @@ from trainer.engine.embeddings import layers, row_updates, server_memory
 from trainer.engine.embeddings.layers import LayerCall, Table
 from trainer.engine.embeddings.server_rows import OUTSIDE, GroupLookup, RowRange, TableGroup
 from trainer.engine.embeddings.table_parts import TableParts
-from trainer.engine.parameter_server.restart_on_chief_exit import rows_file
+from trainer.engine.parameter_server.restart_on_chief_exit import rows_marker
 from trainer.engine.parameter_server.state import PackGroup, device
 from trainer.engine.parameter_server.worker_pool import translate_peer_errors
 from trainer.engine.session import PeerLostError, cause
@@ -120,7 +120,7 @@ class Tables:
         server_memory.check(sum(group.bytes_of_server for group in self._table_groups), servers)
         for server in range(servers):
             with tf.device(device(server)):
-                tf.io.write_file(os.fspath(rows_file(self._scratch_dir, f"ps-{server}")), "")
+                tf.io.write_file(os.fspath(rows_marker(self._scratch_dir, f"ps-{server}")), "")
         for group in self._table_groups:
             group.create()
         for table in self.all:

@@ -21,8 +21,8 @@ _CONNECT_TIMEOUT = 1.0  # seconds for the chief to take a connection
 _KEEP_ALIVE = (5, 5, 3)  # see keep_alive: for a chief whose machine vanished
 
 
-def rows_file(scratch_dir: str, task_name: str) -> Path:
-    """Return the file by which the chief informs a ps that it holds rows."""
+def rows_marker(scratch_dir: str, task_name: str) -> Path:
+    """Return the empty file by which the chief tells a ps that it holds rows, and so has to restart when the chief's process ends."""
     return Path(scratch_dir) / f"{task_name}.rows"
 
 
@@ -41,7 +41,7 @@ class RestartOnChiefExit:
     """Checks, at each `poll`, whether the chief whose rows this ps holds is alive."""
 
     def __init__(self, task: TaskConfig, scratch_dir: str) -> None:
-        self._file, self._chief = rows_file(scratch_dir, task.name), task.cluster.get("chief", [""])[0]
+        self._file, self._chief = rows_marker(scratch_dir, task.name), task.cluster.get("chief", [""])[0]
         self._file.unlink(missing_ok=True)  # of an earlier process
         self._connection: socket.socket | None = None
         self._renew_at = 0.0

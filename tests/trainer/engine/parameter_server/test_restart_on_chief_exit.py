@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from trainer.engine.parameter_server.restart_on_chief_exit import rows_file
+from trainer.engine.parameter_server.restart_on_chief_exit import rows_marker
 
 PS = """
 import os, sys, time
@@ -44,10 +44,10 @@ def test_a_ps_restarts_once_its_chief_has_ended_but_only_if_it_holds_rows(chief:
             with pytest.raises(TimeoutError):  # without rows it does not connect to the chief
                 chief.accept()
             chief.settimeout(30)
-            rows_file(str(tmp_path), "ps-0").touch()
+            rows_marker(str(tmp_path), "ps-0").touch()
             connection, _ = chief.accept()
             connection.close()  # as the kernel does when a process ends
             assert ps.stdout.readline() == first_line
-            assert not rows_file(str(tmp_path), "ps-0").exists()
+            assert not rows_marker(str(tmp_path), "ps-0").exists()
         finally:
             ps.kill()
