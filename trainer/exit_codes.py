@@ -22,7 +22,7 @@ class ExitCode(IntEnum):
 
 # In shells and containers, exit codes from this on stand for a signal; orchestrators restart killed containers.
 SIGNAL_BASE = 128
-# When a program is restarted. always: after every exit; on_failure: after failures; exit_code: only after signals (128 and above).
+# When a program is restarted; a role's `restart: never` is `max_restarts: 0`. always: after every exit; on_failure: after failures; exit_code: only after signals (128 and above).
 RestartWhen = Literal["always", "on_failure", "exit_code"]
 
 # Reactions to a task that makes no progress.

@@ -26,7 +26,7 @@ class RestartHistory:
     """The history of a task's attempts."""
 
     restarts: int = 0  # counted against the limit
-    recent_exits: int = 0  # attempts that have ended since the last healthy one, that one included; it sets the delay
+    recent_exits: int = 0  # ended attempts, from the last healthy one on; it sets the delay
     fingerprint: str = ""  # of the last failure
     lost_from: int = -1  # the highest start step of the attempts that lost a peer
     repeats: int = 0  # of the last failure, in a row
@@ -87,8 +87,8 @@ def decide_restart(
     Not counted are:
     - a requested stop that did not come from the parent: exit code 143, or death by SIGTERM;
     - the end with DONE, if `policy.restart` is `always`;
-    - a lost peer (75), if the attempt had been `connected` to all its peers for longer than `healthy_after`, and started from a later step, which
-      its `fingerprint` names, than every earlier one that lost a peer. Nodes come and go in a long run.
+    - a lost peer (75), if both hold: the attempt was `connected` to all peers for longer than `healthy_after`; its start step, in its `fingerprint`,
+      is higher than that of every earlier attempt that lost a peer. Nodes come and go in a long run.
     """
     if code == ExitCode.DONE:
         return _restart(code, ran_for, history, policy) if policy.restart == "always" else NoRestart(ExitCode.DONE)

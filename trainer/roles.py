@@ -206,7 +206,7 @@ def _train(context: RoleContext) -> ExitCode:
     from trainer.engine import epochs, loop
 
     context.report.heartbeat("starting")
-    # All sessions but one configure TensorFlow's devices, so they are prepared before anything that starts it up.
+    # All sessions but one configure TensorFlow's devices, which must happen before TensorFlow is initialized.
     workload = _workload(context)
     if not STRATEGIES[context.config.strategy].single_replica:
         _check_not_started(context)

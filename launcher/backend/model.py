@@ -93,7 +93,7 @@ class Backend(Protocol):
     def stop(self, name: str, *, now: bool = False, report: Callable[[str], object] | None = None) -> dict[str, int]:
         """Ask every task to save and stop, or kill it if `now`. Returns when only its data and record are left. Idempotent.
 
-        `report`, if there is one, is called, in the same thread, with messages for people: which tasks did not save, or may not, and why.
+        `report`, if there is one, is called, in the same thread, with messages for people: which tasks did not save, or perhaps did not, and why.
         Returns how many objects of each kind were removed, such as {"container": 4, "network": 1}; empty if there were none.
         """
 

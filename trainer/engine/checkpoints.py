@@ -262,7 +262,7 @@ class Checkpoints:
         self._saved.save_counter.assign_add(1)  # as tf.train.CheckpointManager does; a part of each checkpoint
         directory, name = f"ram://checkpoints-{next(_captures)}", f"ckpt-{step}"
         if self._row_files:
-            self._row_files.take_first_rows()  # the only ones that this part of the checkpoint has; `streamed` adds the others
+            self._row_files.take_first_rows()  # this part holds only the first row of each table; `streamed` adds the rest
         self._saved.write(f"{directory}/{name}")
         names = sorted(n for n in tf.io.gfile.listdir(directory) if n.startswith(f"{name}."))  # the data before the index
         checkpoint = InMemoryCheckpoint(step, directory, [(n, tf.io.gfile.stat(f"{directory}/{n}").length) for n in names])

@@ -171,7 +171,7 @@ def revoke(cluster: Cluster, run: str) -> None:
 def undo(cluster: Cluster, lease: StartLease) -> None:
     """Restore the record after a start that failed; do nothing if the lease is lost.
 
-    A final status of the previous run that was recorded since is kept, e.g. if it was stopped in order to be moved.
+    If the previous run's final status was recorded during this start (e.g. it was stopped in order to be moved), it is kept.
     """
     with contextlib.suppress(LeaseLostError):
         current = verify(cluster, lease)

@@ -137,8 +137,8 @@ class AsynchronousSession(ServerSession):
                 measured, gradients, new_non_trainable = replica.stateless_step(iterator, values, non_trainable, worker, start + done)
                 if tables:
                     gradients = tables.apply(gradients, state.groups[0], lambda values, server: _over_wire(values, wire, server))
-                for group, packed in zip(state.groups, state.packed(gradients), strict=True):
-                    group.apply([_over_wire(g, wire, pack.server) for g, pack in zip(packed, group.packs, strict=True)])
+                for pack_group, packed in zip(state.groups, state.packed(gradients), strict=True):
+                    pack_group.apply([_over_wire(g, wire, pack.server) for g, pack in zip(packed, pack_group.packs, strict=True)])
                 for variable, old, new in zip(state.non_trainable, non_trainable, new_non_trainable, strict=True):
                     variable.assign_add(new - old)
                 # If the weights were still finite, this worker's step diverged.

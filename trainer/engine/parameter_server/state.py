@@ -37,7 +37,7 @@ class PackGroup:
             self._build_slots()
             self._update_colocated()
             # The fused update counts atomically, so that its count is the global step: each operation with an effect
-            # is one more message a step. Keras's own reads, adds and writes: workers lose each other's counts.
+            # is one more message a step. Keras's own update reads, adds 1 and writes back, so concurrent workers lose counts.
             # An optimizer that has taken steps before the run, e.g. that of a loaded model, is ahead of the global step.
             has_taken_steps = bool(optimizer.iterations.numpy())
             self._ahead = tf.Variable(0, dtype=tf.int64) if has_taken_steps else None

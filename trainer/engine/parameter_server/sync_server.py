@@ -163,15 +163,17 @@ class SyncServer:
 
             def accept() -> tuple[Any, ...]:
                 arrived = [read_tensor(p, _REQUEST_HEADER, t, s) for p, t, s in zip(parts, self._request_types, shapes, strict=True)]
-                dense = len(self._value_types)
-                added = [total + tf.cast(gradient, total.dtype) for total, gradient in zip(sums[:dense], arrived[:dense], strict=True)]
+                sum_count = len(self._value_types)
+                added = [
+                    total + tf.cast(gradient, total.dtype) for total, gradient in zip(sums[:sum_count], arrived[:sum_count], strict=True)
+                ]
                 added += [
                     tf.concat([before, tf.cast(gradient, before.dtype)], 0)
-                    for before, gradient in zip(sums[dense:], arrived[dense:], strict=True)
+                    for before, gradient in zip(sums[sum_count:], arrived[sum_count:], strict=True)
                 ]
                 return count + 1, stale, tf.constant(False), contributors | is_worker, added
 
-            def answer() -> tuple[Any, ...]:
+            def answer_stale() -> tuple[Any, ...]:
                 first = step == _FIRST_REQUEST
                 with tf.control_dependencies([tf.cond(first, lambda: self._clear_replies(worker), lambda: tf.constant(0))]):
                     self._answer(worker, reply)
@@ -184,7 +186,7 @@ class SyncServer:
                 return count, stale, tf.constant(False), contributors, sums
 
             kind = tf.where(worker < 0, 2, tf.where(step == LAST_REQUEST, 3, tf.where(step == current_step, 0, 1)))
-            return tf.switch_case(kind, [accept, answer, interrupt, skip])
+            return tf.switch_case(kind, [accept, answer_stale, interrupt, skip])
 
         zeros = [tf.zeros(s, t) for s, t in zip(self._shapes, self._value_types, strict=True)]
         zeros += [tensor for table_group in self._table_groups for tensor in table_group.no_rows()]
