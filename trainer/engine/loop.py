@@ -18,6 +18,7 @@ from trainer.engine.embeddings import exported_tables
 from trainer.engine.embeddings.sharded_tables import Tables
 from trainer.engine.export import BestModel, clear_last, write_last
 from trainer.engine.file_writer import FileWriter
+from trainer.engine.replica import MAX_NAMES
 from trainer.engine.run_state import Record, RunState
 from trainer.engine.saving import Saver, Timeouts
 from trainer.engine.session import CallProgress, SaveError, Session, UnsavedStopError, WorkerProgress
@@ -28,7 +29,6 @@ from trainer.workloads.protocol import Agent, Workload, WritesStartSummaries, Wr
 
 _EXPORT_SHARE = 0.1  # the largest fraction of the time that exports of the best model take before the end
 _OPTIONAL_FIELDS = ("input_wait", "peer_wait", "dropped")
-_MAX_NAMES = 8  # weights that a notice names
 _RECORD_INTERVAL = 10.0  # seconds after which run.json says again that the run is alive
 
 _WRITE_TIMEOUT = 1.0  # seconds to wait until an evaluation is written: early stopping reads the file
@@ -242,7 +242,7 @@ class _Chief:
         if not self._reported and (names := self._session.without_gradient):
             self._report(
                 "notice",
-                message=f"these trainable weights stay as they are, since the loss has no gradient to them: {join_names(names, _MAX_NAMES)}; "
+                message=f"these trainable weights stay as they are, since the loss has no gradient to them: {join_names(names, MAX_NAMES)}; "
                 "if that is intended, set `trainable = False` on their layers",
             )
         for rate in (self._reported_rate, self._written_rate):

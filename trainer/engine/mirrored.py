@@ -1,15 +1,15 @@
 """Training on every GPU of one machine, or on logical CPU devices where it has none: strategy mirrored."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import keras
 import tensorflow as tf
 
 from trainer.engine import clock, data_length, global_seed, model_ops, schedules
-from trainer.engine.replica import Replica, timed_next
-from trainer.engine.session import CallProgress, NonFinite, Session
+from trainer.engine.replica import Replica, ReplicaSession, timed_next
+from trainer.engine.session import CallProgress, NonFinite
 from trainer.engine.train_config import TrainConfig
 from trainer.workloads.protocol import Shard, Workload
 from trainer.workloads.unscaled_losses import unscaled_losses
@@ -25,7 +25,7 @@ def devices(replicas: int) -> list[str]:
     return [f"CPU:{i}" for i in range(replicas)]
 
 
-class MirroredSession(Session):
+class MirroredSession(ReplicaSession):
     """One replica per device; each computes gradients on its own batch, and their mean is applied once."""
 
     def __init__(self, workload: Workload, config: TrainConfig, names: list[str]) -> None:
@@ -48,11 +48,6 @@ class MirroredSession(Session):
     def replicas(self) -> int:
         """Return the number of devices that train."""
         return int(self._strategy.num_replicas_in_sync)
-
-    @property
-    def without_gradient(self) -> Sequence[str]:
-        """See Session.without_gradient."""
-        return self._replica.without_gradient
 
     def begin_at(self, step: int) -> None:
         """See Session.begin_at: restored variables are mirrored already."""

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from trainer.engine import clock, global_seed, model_ops, user_step, weight_decay
 from trainer.engine.embeddings.sharded_tables import NO_LOOKUPS, Tables
+from trainer.engine.session import Session
 from trainer.engine.train_config import TrainConfig
 from trainer.events import join_names
 from trainer.workloads.errors import WorkloadError
@@ -17,7 +18,7 @@ from trainer.workloads.protocol import HasTrainStep, Shard, Workload
 # (state from the batch before, inputs, targets) -> (measures, gradients, state for the next batch)
 Differentiate = Callable[[Sequence[tf.Tensor], Any, Any], tuple[tf.Tensor, list[Any], list[tf.Tensor]]]
 
-_MAX_NAMES = 8  # variables that a message names
+MAX_NAMES = 8  # variables that a message names
 
 
 def _call_directly(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
@@ -197,7 +198,7 @@ class Replica:
         changed = [v.path for v in without if is_ftrl or weight_decay.applies(self._optimizer, v)]
         if changed:
             raise WorkloadError(
-                f"{self._name}: the loss has no gradient to {join_names(changed, _MAX_NAMES)}, and on parameter_server the optimizer "
+                f"{self._name}: the loss has no gradient to {join_names(changed, MAX_NAMES)}, and on parameter_server the optimizer "
                 f"{type(self._optimizer).__name__} would change them nevertheless; set `trainable = False` on their layers"
             )
 
@@ -299,3 +300,14 @@ def _seeds(count: int, seed: tf.Tensor) -> list[tf.Tensor]:
         return []
     drawn = tf.random.stateless_uniform([count, 2], tf.random.fold_in(seed[:2], seed[2]), maxval=2**31 - 1, dtype=tf.int32)
     return [drawn[index] for index in range(count)]
+
+
+class ReplicaSession(Session):
+    """A session whose gradients a Replica computes."""
+
+    _replica: Replica
+
+    @property
+    def without_gradient(self) -> Sequence[str]:
+        """See Session.without_gradient."""
+        return self._replica.without_gradient

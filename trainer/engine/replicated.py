@@ -13,8 +13,8 @@ from trainer.engine import clock, data_length, fused_updates, global_seed, model
 from trainer.engine.changes import Snapshot
 from trainer.engine.collectives.all_reduce import AllReduce
 from trainer.engine.embeddings.local_tables import LocalTables
-from trainer.engine.replica import Replica, timed_next
-from trainer.engine.session import CallProgress, NonFinite, PeerLostError, Session
+from trainer.engine.replica import Replica, ReplicaSession, timed_next
+from trainer.engine.session import CallProgress, NonFinite, PeerLostError
 from trainer.engine.train_config import TrainConfig
 from trainer.workloads.protocol import Shard, Workload
 
@@ -24,7 +24,7 @@ _CLOSE_DELAY = 0.3
 _CONTROL_NUMBERS = 3
 
 
-class ReplicatedSession(Session):
+class ReplicatedSession(ReplicaSession):
     """One replica in this process; with an all-reduce of several tasks, one replica in each of them."""
 
     def __init__(self, workload: Workload, config: TrainConfig, all_reduce: AllReduce) -> None:
@@ -38,11 +38,6 @@ class ReplicatedSession(Session):
         self._replica = Replica(workload, self.model, self.optimizer, config)
         self._iterator: Any = None
         self._call = self._make_call()
-
-    @property
-    def without_gradient(self) -> Sequence[str]:
-        """See Session.without_gradient."""
-        return self._replica.without_gradient
 
     def begin_at(self, step: int) -> None:
         """See Session.begin_at. Each task's random layers have a seed of their own, so that replicas drop different units."""

@@ -80,12 +80,16 @@ def data_loss(name: str, uid: str, current: Object | None) -> DataLoss | None:
 
 def labelled(cluster: Cluster, run: str, kind: str) -> Iterable[ObjectRef]:
     """Yield the objects of a kind that have the run's labels; a Job must also have that of a role or of the attendant."""
-    listed = (cluster.list_or_empty if kind in OPTIONAL_KINDS else cluster.list_objects)(kind, status_reader.labels_of(run))
     return (
-        ObjectRef(kind, obj["metadata"]["name"], obj["metadata"]["uid"])
-        for obj in listed
+        ObjectRef.of(kind, obj)
+        for obj in list_kind(cluster, run, kind)
         if kind != "Job" or pod_status.is_role(obj) or pod_status.role_of(obj) == ATTENDANT
     )
+
+
+def list_kind(cluster: Cluster, run: str, kind: str) -> list[Object]:
+    """Return the objects of a kind with the run's labels; none of a kind that the cluster may lack, or that the user may not list."""
+    return (cluster.list_or_empty if kind in OPTIONAL_KINDS else cluster.list_objects)(kind, status_reader.labels_of(run))
 
 
 def read_objects(cluster: Cluster, refs: Iterable[ObjectRef]) -> dict[ObjectRef, Object | None]:

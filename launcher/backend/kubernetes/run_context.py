@@ -1,6 +1,7 @@
 """Facts about a run beside the states of its tasks: location, user, attendant, messages, missing objects. Pure."""
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -26,6 +27,11 @@ class ObjectRef:
     kind: str
     name: str
     uid: str
+
+    @classmethod
+    def of(cls, kind: str, obj: Mapping[str, Any]) -> "ObjectRef":
+        """Return the reference to an object, as the API returns it."""
+        return cls(kind, obj["metadata"]["name"], obj["metadata"]["uid"])
 
     def __str__(self) -> str:
         """Return the name as kubectl writes it."""

@@ -20,7 +20,7 @@ from launcher.backend.kubernetes import (
 from launcher.backend.kubernetes.client import Cluster, Object, http_status
 from launcher.backend.kubernetes.object_fields import is_being_deleted, label
 from launcher.backend.kubernetes.reconcile import lost_pods
-from launcher.backend.kubernetes.run_context import BACKEND, JOB_KINDS, OPTIONAL_KINDS, ObjectRef
+from launcher.backend.kubernetes.run_context import BACKEND, JOB_KINDS, ObjectRef
 from launcher.errors import LauncherError, UsageError
 from launcher.plan import planner
 from launcher.plan.container_paths import CONTAINER_RUNS
@@ -176,9 +176,9 @@ def existing_objects(cluster: Cluster, run: str) -> list[ObjectRef]:
     Objects that have lost their labels are found by the record. Those of an attendant that the user may not read are left out.
     """
     found = [
-        ObjectRef(kind, obj["metadata"]["name"], obj["metadata"]["uid"])
+        ObjectRef.of(kind, obj)
         for kind in _OWNED
-        for obj in (cluster.list_or_empty if kind in OPTIONAL_KINDS else cluster.list_objects)(kind, status_reader.labels_of(run))
+        for obj in missing_objects.list_kind(cluster, run, kind)
         if pod_status.controller_of([obj]) is None
     ]
     record = cluster.get("ConfigMap", run_record.name_of(run))

@@ -24,8 +24,8 @@ from trainer.engine.parameter_server.worker_pool import (
     non_finite,
     translate_peer_errors,
 )
-from trainer.engine.replica import Replica
-from trainer.engine.session import NonFinite, Session
+from trainer.engine.replica import Replica, ReplicaSession
+from trainer.engine.session import NonFinite
 from trainer.engine.train_config import TrainConfig
 from trainer.settings import Embeddings
 from trainer.workloads.errors import WorkloadError
@@ -36,7 +36,7 @@ _LARGE_BYTES = 1 << 20  # of a constant
 _FEW = 128  # elements: a tensor of so few is made a constant again by FuncGraph.capture
 
 
-class ServerSession(Session):
+class ServerSession(ReplicaSession):
     """The chief's part; see Session. `replicas` make a step together; `per_server` is ServerState's."""
 
     trains_changed_weights = False
@@ -94,11 +94,6 @@ class ServerSession(Session):
         )
         self._call = WorkerCalls(self._make_call)
         self._workers = Workers(connection, self._iterator, self._run, self._replica, stop_requested)
-
-    @property
-    def without_gradient(self) -> Sequence[str]:
-        """See Session.without_gradient."""
-        return self._replica.without_gradient
 
     def begin_at(self, step: int) -> None:
         """See Session.begin_at."""
