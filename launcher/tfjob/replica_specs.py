@@ -16,7 +16,7 @@ _RESTARTS = {"OnFailure": "on_failure", "Never": "never", "ExitCode": "exit_code
 _DEFAULT_POLICY = "Never"
 
 # The roles among chief, worker and ps -> the strategy. It decides here which tasks wait for each other; the program itself decides how it trains.
-STRATEGIES: dict[frozenset[str], str] = {
+_STRATEGY_OF_ROLES: dict[frozenset[str], str] = {
     frozenset({"chief"}): "single",
     frozenset({"worker"}): "multi_worker_mirrored",
     frozenset({"chief", "worker"}): "multi_worker_mirrored",
@@ -101,7 +101,7 @@ def _choose_strategy(builder: SpecBuilder) -> None:
         message = "is the run's chief; TF_CONFIG still calls it `master` (`tf_config: {master: true}`)"
         reader.add_remark(master.path, message, "if the program knows TensorFlow's newer name, `chief`, remove `tf_config`")
     present = frozenset(role.name for role in builder.roles) - {"evaluator"}
-    strategy = STRATEGIES.get(present)
+    strategy = _STRATEGY_OF_ROLES.get(present)
     if strategy is None:
         kinds = all_of(role.kind for role in builder.roles)
         expected = "a chief, workers, chief and workers, or workers and ps with or without a chief; an evaluator beside them"
